@@ -1,0 +1,297 @@
+"""Row keys after a deletion: whose are gone and where, what a replay still compares, and what an auditor can."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cosmati.cli.main import app
+from cosmati.core.loss import Classification
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import ForgetError
+from cosmati.forget import holds
+from cosmati.forget.ablation import Wrap
+from cosmati.forget.asked import ToForget
+from cosmati.forget.certificate import verify_certificate
+from cosmati.forget.past_run import PastRun
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.row_blinds import secrets_of_run
+from cosmati.ledger.row_keys import RowKeys
+from cosmati.ledger.row_secrets import KeyedRows, RowSecrets, commit
+from cosmati.ledger.standing import StandingSteps
+from cosmati.optim import SGD
+from cosmati.train.config import RunConfig
+from cosmati.train.observers.row_leaves import rows_in
+from cosmati.train.replay import ReplayFound, ReplayRequest, replay
+from cosmati.train.trainer import Trainer
+from tests.forget import recipe as publisher
+from tests.forget.samples import ISOLATED, bare, forgotten, maker, rows_of_step, trained
+from tests.train.isolated.samples import CASES, CLASSES, source, trainer
+
+RECIPE = str(Path(publisher.__file__))
+CASE = bare("MLP, low rank")
+DATA = source(CASE)
+MAKE = maker(CASE, DATA)
+
+
+def keys_of(run: Path) -> RowKeys:
+    return RowKeys.load(run / "private" / "rows.keys")
+
+
+def call(*told: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(map(str, told)))
+    return result.exit_code, " ".join(result.output.split())
+
+
+def forget(run: Path, step: int, out: Path, *more: str) -> tuple[Path, frozenset[int]]:
+    """Have rows of a step forgotten, as a person does."""
+    rows = rows_of_step(publisher.data(), step)
+    (file := out.with_suffix(".txt")).write_text("\n".join(map(str, rows)))
+    code, said = call(
+        "forget", run, "--rows", file, "--recipe", RECIPE, "--method", "replay", "--yes", "--out", out, *more
+    )
+    assert code == 0, said
+    return out, rows
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, frozenset[int]]]:
+    """A run, one without rows of step 2, whose keys are kept, and one without rows of step 4, whose keys are not."""
+    folder = tmp_path_factory.mktemp("shredded")
+    publisher.recipe().trainer(run_folder=folder / "one").fit()
+    shutil.copy(folder / "one/private/rows.keys", folder / "backup.keys")
+    _, kept = forget(folder / "one", 2, folder / "two")
+    _, gone = forget(folder / "two", 4, folder / "three", "--delete-superseded")
+    return folder, {"kept": kept, "gone": gone}
+
+
+def test_keys_are_gone_from_the_run_and_from_all_that_it_succeeds(runs: Any) -> None:
+    folder, rows = runs
+    whole = RowKeys.load(folder / "backup.keys")
+    for name in ("one", "two", "three"):
+        keys = keys_of(folder / name)
+        assert [row for row in range(96) if not keys.has(row)] == sorted(rows["gone"])
+        assert all(keys.of(row) == whole.of(row) for row in range(96) if row not in rows["gone"])
+        assert set(keys.certificates.values()) == {2}
+    told = [json.loads((folder / f"three/certificates/000{n}.json").read_text()) for n in (1, 2, 3)]
+    assert [one["row_keys"] for one in told] == ["kept", "kept", "shredded"]
+    assert [sum("private/rows.keys" in line for line in one["not_covered"]) for one in told] == [1, 1, 0]
+    checked = verify_certificate(folder / "three/certificates/0003.json", folder / "three/ledger")
+    assert "that the row keys were shredded, and that no copy of them is left" in checked.not_checked
+    assert any("nobody can confirm a guess" in note for note in checked.told["notes"])
+
+
+def test_a_guess_is_confirmed_before_and_by_nobody_after(runs: Any) -> None:
+    """The attack on commitments: whoever knows id, place and content asks the ledger that learnt them."""
+    folder, rows = runs
+    run = StandingSteps(VerifiedLedger(folder / "one/ledger"))
+    order = publisher.data().order(seed=0, num_microbatches=4, route_pure=True)
+    batch = order.microbatch(4, 1)
+    assert rows["gone"] <= set(batch.lineage.row_ids.tolist())
+
+    def confirmed(secrets: RowSecrets) -> bool:
+        for item, entry, tables in run.steps(4, 5):
+            guess = rows_in(batch, 4, 1, tables.class_of(entry.microbatches[1], item))
+            return commit(guess, secrets.blinds(guess) or []) == entry.microbatches[1].row_commitment
+        raise AssertionError
+
+    assert confirmed(KeyedRows(RowKeys.load(folder / "backup.keys"), run.ledger.key.name)), "an older copy of the keys"
+    for name in ("one", "two", "three"):
+        secrets = secrets_of_run(run, folder / name / "private")
+        assert not confirmed(secrets)
+        salted = [
+            (folder / name / "private" / "rows.salt").read_bytes(),
+            *[key for _, key in [*keys_of(folder / name).nodes()][::200]],
+        ]
+        assert not any(confirmed(KeyedRows(RowKeys(one), run.ledger.key.name)) for one in salted)
+
+
+def test_the_superseded_run_is_replayed_but_for_the_rows_that_are_gone(runs: Any) -> None:
+    folder, _ = runs
+    asked = "ledger", "replay", folder / "one", "--recipe", RECIPE, "--steps", ":"
+    code, said = call(*asked)
+    assert (code, "row commitments weren't compared" in said) == (2, True), "its ledger has no certificate"
+    code, said = call(*asked, "--without-rows")
+    assert (code, "evidence none" in said) == (0, True)
+    run = StandingSteps(VerifiedLedger(folder / "one/ledger"))
+    assert ("Equal in every digest but those of rows" in said, run.num_steps) == (True, 6)
+    code, said = call("ledger", "replay", folder / "three", "--recipe", RECIPE)
+    assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True), "it has no such row"
+
+
+def test_an_auditor_replays_what_came_after_a_deletion_without_salt_and_keys(runs: Any, tmp_path: Path) -> None:
+    folder, rows = runs
+    file = tmp_path / "blinds.json"
+    code, said = call("ledger", "blinds", folder / "three", "--steps", ":", "--recipe", RECIPE, "--out", file)
+    assert code == 0, said
+    text = file.read_text()
+    assert (folder / "three/private/rows.salt").read_bytes().hex() not in text
+    assert not any(key.hex() in text for _, key in keys_of(folder / "three").nodes())
+    shutil.copytree(folder / "three/ledger", tmp_path / "copy")
+    asked = "ledger", "replay", tmp_path / "copy", "--recipe", RECIPE, "--rows", file
+    code, said = call(*asked)
+    assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True), said
+    assert "evidence L3: the whole run was replayed" in said
+    told = json.loads(text)
+    assert {row for one in told["substituted"].values() for row in one["rows"]} == set(
+        map(str, rows["kept"] | rows["gone"])
+    )
+    for change, exit_code, words in (
+        (lambda one: one | {"rows": one["rows"][1:]}, 1, "No. The first that differs is"),
+        (lambda one: one | {"data": "00" * 32}, 1, "data without what was forgotten: commitment"),
+        (lambda one: None, 2, "doesn't say what the request"),
+    ):
+        changed = {asked: change(one) for asked, one in told["substituted"].items()}
+        lie = told | {"substituted": {asked: one for asked, one in changed.items() if one}}
+        if exit_code == 2:
+            lie["substituted"] = {"00": next(iter(told["substituted"].values()))}
+        file.write_text(json.dumps(lie, separators=(",", ":")))
+        code, said = call(*asked, "--steps", "4:")
+        assert (code, words in said) == (exit_code, True), said
+
+
+def test_a_restored_copy_of_the_keys_is_shredded_by_the_same_command(runs: Any, tmp_path: Path) -> None:
+    folder, rows = runs
+    path = folder / "three/private/rows.keys"
+    shutil.copy(path, tmp_path / "before")
+    shutil.copy(folder / "backup.keys", path)
+    forget(folder / "two", 4, folder / "three", "--delete-superseded")
+    assert [row for row in range(96) if not keys_of(folder / "three").has(row)] == sorted(rows["gone"])
+    assert len(list((folder / "three/certificates").glob("*.json"))) == 3, "it was certified before"
+    shutil.copy(tmp_path / "before", path)  # for others
+
+
+# ---------------------------------------------------------------------------------------------- crashes, holds, kinds
+
+
+@pytest.mark.parametrize("place", ["first", "second", "certificate"])
+def test_killed_between_two_parts_the_same_call_ends_it(place: str, tmp_path: Path) -> None:
+    """By SIGKILL: after the successor's keys, after the superseded run's, and before the second certificate."""
+    run, out = trained(MAKE, tmp_path / "run"), tmp_path / "out"
+    asked = ToForget(rows=rows_of_step(DATA, 4))
+    forgotten(run, asked, MAKE, out)
+    if (child := os.fork()) == 0:
+        _die_at(place)
+        forgotten(run, asked, MAKE, out, delete=True)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    states = [all(keys_of(one).has(row) for row in asked.rows) for one in (out, run)]
+    assert states == {"first": [False, True], "second": [False, False], "certificate": [False, False]}[place]
+    assert len(list((out / "certificates").glob("*.json"))) == 1
+    for _ in range(2):
+        forgotten(run, asked, MAKE, out, delete=True)
+        assert not any(keys_of(one).has(row) for one in (out, run) for row in asked.rows)
+        certificates = sorted((out / "certificates").glob("*.json"))
+        assert [json.loads(one.read_text())["row_keys"] for one in certificates] == ["kept", "shredded"]
+    assert verify_certificate(certificates[-1], out / "ledger")
+
+
+def _die_at(place: str) -> None:
+    """Have this process killed after so many stores, or where the certificate would be written."""
+    from cosmati.forget import deletion
+
+    saves, save = [], RowKeys.save
+
+    def kills(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(keys: RowKeys, path: Path) -> None:
+        save(keys, path)
+        saves.append(path)
+        if len(saves) == {"first": 1, "second": 2}.get(place):
+            kills()
+
+    RowKeys.save = counted  # type: ignore[method-assign]
+    if place == "certificate":
+        deletion.certify = kills  # type: ignore[assignment]
+
+
+def test_a_hold_keeps_the_keys(tmp_path: Path) -> None:
+    run, out = trained(MAKE, tmp_path / "run"), tmp_path / "out"
+    asked = ToForget(rows=rows_of_step(DATA, 4))
+    forgotten(run, asked, MAKE, out)
+    holds.hold(out, asked, "case 13")
+    with pytest.raises(ForgetError, match="Legal hold 1"):
+        forgotten(run, asked, MAKE, out, delete=True)
+    assert all(keys_of(one).has(row) for one in (out, run) for row in asked.rows)
+    holds.release(out, 1, "settled")
+    forgotten(run, asked, MAKE, out, delete=True)
+    assert not any(keys_of(one).has(row) for one in (out, run) for row in asked.rows)
+
+
+def replayed(run: Path, make: Any, blinds: RowSecrets) -> ReplayFound:
+    steps = StandingSteps(VerifiedLedger(run / "ledger"))
+    return replay(steps, range(steps.num_steps), make, ledger=run / "ledger", blinds=blinds)
+
+
+def test_of_a_class_that_was_dropped_all_but_its_commitments_is_compared(tmp_path: Path) -> None:
+    """No recipe is needed to shred it: a class has a key, and its rows' blinds follow from that, too."""
+    case = CASES["MLP, low rank"]
+    data = source(case)
+    run = trained(maker(case, data, chosen=ISOLATED, methods=[]), tmp_path / "run")
+    done = forgotten(run, ToForget(classes=("personal",)), None, tmp_path / "out", "drop", delete=True)
+    assert [keys_of(one).of_class("personal") for one in (run, done.out)] == [None, None]
+    assert keys_of(done.out).of_class("open") is not None
+    assert keys_of(done.out).has(1)
+
+    def again(asked: ReplayRequest) -> Trainer:
+        from cosmati.optim import AdamW, Muon
+
+        told = {"run_folder": asked.run_folder, **asked.settings}
+        del told["num_threads"]  # it's given
+        optimizers = [Muon(lr=0.02), AdamW(lr=0.01)]
+        return trainer(
+            case, data, optimizers, chosen=ISOLATED, config=told, budget=told.pop("budget"), observers=asked.observers
+        )
+
+    secrets = secrets_of_run(StandingSteps(VerifiedLedger(done.out / "ledger")), done.out / "private")
+    found = replayed(done.out, again, secrets)
+    assert (found.outcome, found.forgotten_by) == ("equal, forgotten rows not compared", (1,))
+    assert not found.without_rows
+    with_class = {
+        entry.step
+        for item, entry, tables in VerifiedLedger(done.out / "ledger").steps()
+        if any(tables.class_of(cell, item) == "personal" and cell.num_rows for cell in entry.microbatches)
+    }
+    assert set(found.forgotten) == with_class != set()
+    # What others taught is compared as before: with wrong keys for them it isn't equal.
+    wrong = RowKeys(bytes(32))
+    wrong.forget_classes(["personal"])
+    wrong.certificates = keys_of(done.out).certificates
+    assert replayed(done.out, again, KeyedRows(wrong, "cosmati/run")).outcome == "different"
+    # And who says of rows that they were forgotten needs a certificate for it in the ledger.
+    wrong.certificates = {"00" * 32: 1}
+    lying = RowKeys.from_bytes(keys_of(done.out).to_bytes())
+    lying.certificates = {"00" * 32: 1}
+    assert replayed(done.out, again, KeyedRows(lying, "cosmati/run")).outcome == "equal, rows not compared"
+
+
+def test_without_a_policy_a_class_is_shredded_row_by_row(tmp_path: Path) -> None:
+    """Its ledger calls all rows one class, so the data say which are meant."""
+    rows = torch.randn(48, 4, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
+    data = InMemory(rows, 16, torch.arange(48) % 3, CLASSES)
+
+    def make(wrap: Wrap, folder: Path | None, /, **config: object) -> Trainer:
+        torch.manual_seed(1)
+        told = RunConfig(
+            budget="6ba", num_microbatches=4, num_threads=1, run_folder=folder, ledger=True, checkpoint_every="2ba"
+        )
+        return Trainer(torch.nn.Linear(4, 3), Classification(3), wrap(data), optimizers=[SGD(lr=0.1)], config=told)
+
+    run = trained(make, tmp_path / "run")
+    assert not PastRun(run).is_governed
+    done = forgotten(run, ToForget(classes=("personal",)), make, tmp_path / "out", delete=True)
+    gone = [row for row in range(48) if row % 3 == CLASSES.index("personal")]
+    for one in (run, done.out):
+        assert [row for row in range(48) if not keys_of(one).has(row)] == gone
+        assert keys_of(one).of_class("all") is not None
+    assert done.told is not None
+    assert done.told["row_keys"] == "shredded"
