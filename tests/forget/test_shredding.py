@@ -22,11 +22,13 @@ from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
+from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.row_secrets import KeyedRows, RowSecrets, commit
 from cosmati.ledger.standing import StandingSteps
+from cosmati.ledger.writer import LedgerWriter
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.row_leaves import rows_in
@@ -295,3 +297,30 @@ def test_without_a_policy_a_class_is_shredded_row_by_row(tmp_path: Path) -> None
         assert keys_of(one).of_class("all") is not None
     assert done.told is not None
     assert done.told["row_keys"] == "shredded"
+
+
+def test_a_run_whose_rows_are_salted_is_replayed_and_forgotten_from_as_before(tmp_path: Path) -> None:
+    """As a release before rows had keys began it: nothing can be shredded, which is said."""
+    run, out, file = tmp_path / "run", tmp_path / "out", tmp_path / "blinds.json"
+    (run / "private").mkdir(parents=True)
+    (run / "private/rows.salt").write_bytes(bytes(range(32)))
+    key = load_or_create_key(run / "private/operator.key", name="cosmati/run")
+    LedgerWriter.create(run / "ledger", origin=key.name, key=key).close()
+    publisher.recipe().trainer(run_folder=run).fit()
+    assert not (run / "private/rows.keys").exists()
+    steps = "--steps", "1:3", "--out", file
+    assert call("ledger", "blinds", run, *steps)[0] == 0, "which rows they are nobody has to know"
+    shutil.copytree(run / "ledger", tmp_path / "copy")
+    asked = "ledger", "replay", tmp_path / "copy", "--recipe", RECIPE, "--rows"
+    assert call(*asked, file, "--steps", "1:3")[0] == 0
+    assert call(*asked, run / "private/rows.salt")[0] == 0
+    forget(run, 4, out, "--delete-superseded")
+    told = json.loads((out / "certificates/0002.json").read_text())
+    assert told["row_keys"] == "salted"
+    assert any("private/rows.salt, which can't forget some" in line for line in told["not_covered"])
+    code, said = call("ledger", "blinds", out, *steps[2:], "--steps", "3:")
+    assert (code, "what tombstones stand for" in said) == (2, True)
+    assert call("ledger", "blinds", out, *steps[2:], "--steps", "3:", "--recipe", RECIPE)[0] == 0
+    shutil.copytree(out / "ledger", tmp_path / "again")
+    code, said = call(*asked[:2], tmp_path / "again", *asked[3:], file, "--steps", "3:")
+    assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True), said
