@@ -24,19 +24,21 @@ from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.replay_result import NO_LEVEL, ReplayResult
 from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.row_secrets import KeyedRows, RowSecrets, commit
 from cosmati.ledger.standing import StandingSteps
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.optim import SGD
+from cosmati.recipes.replaying import trainers_of
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.row_leaves import rows_in
-from cosmati.train.replay import ReplayFound, ReplayRequest, replay
+from cosmati.train.replay import ReplayFound, replay
 from cosmati.train.trainer import Trainer
 from tests.forget import recipe as publisher
-from tests.forget.samples import ISOLATED, bare, forgotten, maker, rows_of_step, trained
-from tests.train.isolated.samples import CASES, CLASSES, source, trainer
+from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
+from tests.train.isolated.samples import CLASSES, source
 
 RECIPE = str(Path(publisher.__file__))
 CASE = bare("MLP, low rank")
@@ -88,7 +90,7 @@ def test_keys_are_gone_from_the_run_and_from_all_that_it_succeeds(runs: Any) -> 
     assert [sum("private/rows.keys" in line for line in one["not_covered"]) for one in told] == [1, 1, 0]
     checked = verify_certificate(folder / "three/certificates/0003.json", folder / "three/ledger")
     assert "that the row keys were shredded, and that no copy of them is left" in checked.not_checked
-    assert any("nobody can confirm a guess" in note for note in checked.told["notes"])
+    assert any("no commitment confirms a guess" in note for note in checked.told["notes"])
 
 
 def test_a_guess_is_confirmed_before_and_by_nobody_after(runs: Any) -> None:
@@ -229,51 +231,69 @@ def test_a_hold_keeps_the_keys(tmp_path: Path) -> None:
     assert not any(keys_of(one).has(row) for one in (out, run) for row in asked.rows)
 
 
-def replayed(run: Path, make: Any, blinds: RowSecrets) -> ReplayFound:
-    steps = StandingSteps(VerifiedLedger(run / "ledger"))
+def replayed(run: Path, blinds: RowSecrets) -> ReplayFound:
+    steps, make = StandingSteps(VerifiedLedger(run / "ledger")), trainers_of(publisher.isolated())
     return replay(steps, range(steps.num_steps), make, ledger=run / "ledger", blinds=blinds)
 
 
-def test_of_a_class_that_was_dropped_all_but_its_commitments_is_compared(tmp_path: Path) -> None:
-    """No recipe is needed to shred it: a class has a key, and its rows' blinds follow from that, too."""
-    case = CASES["MLP, low rank"]
-    data = source(case)
-    run = trained(maker(case, data, chosen=ISOLATED, methods=[]), tmp_path / "run")
-    done = forgotten(run, ToForget(classes=("personal",)), None, tmp_path / "out", "drop", delete=True)
-    assert [keys_of(one).of_class("personal") for one in (run, done.out)] == [None, None]
-    assert keys_of(done.out).of_class("open") is not None
-    assert keys_of(done.out).has(1)
+@pytest.fixture(scope="module")
+def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from which a class was dropped, its keys shredded."""
+    folder = tmp_path_factory.mktemp("dropped")
+    publisher.isolated().trainer(run_folder=folder / "run").fit()
+    # No recipe is needed to shred it: a class has a key, and its rows' blinds follow from that, too.
+    return forgotten(folder / "run", ToForget(classes=("personal",)), None, folder / "out", "drop", delete=True).out
 
-    def again(asked: ReplayRequest) -> Trainer:
-        from cosmati.optim import AdamW, Muon
 
-        told = {"run_folder": asked.run_folder, **asked.settings}
-        del told["num_threads"]  # it's given
-        optimizers = [Muon(lr=0.02), AdamW(lr=0.01)]
-        return trainer(
-            case, data, optimizers, chosen=ISOLATED, config=told, budget=told.pop("budget"), observers=asked.observers
-        )
-
-    secrets = secrets_of_run(StandingSteps(VerifiedLedger(done.out / "ledger")), done.out / "private")
-    found = replayed(done.out, again, secrets)
+def test_of_a_class_that_was_dropped_all_but_its_commitments_is_compared(dropped: Path) -> None:
+    assert [keys_of(one).of_class("personal") for one in (dropped.with_name("run"), dropped)] == [None, None]
+    assert keys_of(dropped).of_class("open") is not None
+    assert keys_of(dropped).has(1)
+    secrets = secrets_of_run(StandingSteps(VerifiedLedger(dropped / "ledger")), dropped / "private")
+    found = replayed(dropped, secrets)
     assert (found.outcome, found.forgotten_by) == ("equal, forgotten rows not compared", (1,))
     assert not found.without_rows
     with_class = {
         entry.step
-        for item, entry, tables in VerifiedLedger(done.out / "ledger").steps()
+        for item, entry, tables in VerifiedLedger(dropped / "ledger").steps()
         if any(tables.class_of(cell, item) == "personal" and cell.num_rows for cell in entry.microbatches)
     }
     assert set(found.forgotten) == with_class != set()
     # What others taught is compared as before: with wrong keys for them it isn't equal.
     wrong = RowKeys(bytes(32))
     wrong.forget_classes(["personal"])
-    wrong.certificates = keys_of(done.out).certificates
-    assert replayed(done.out, again, KeyedRows(wrong, "cosmati/run")).outcome == "different"
+    wrong.certificates = keys_of(dropped).certificates
+    assert replayed(dropped, KeyedRows(wrong, "cosmati/run")).outcome == "different"
     # And who says of rows that they were forgotten needs a certificate for it in the ledger.
-    wrong.certificates = {"00" * 32: 1}
-    lying = RowKeys.from_bytes(keys_of(done.out).to_bytes())
+    lying = RowKeys.from_bytes(keys_of(dropped).to_bytes())
     lying.certificates = {"00" * 32: 1}
-    assert replayed(done.out, again, KeyedRows(lying, "cosmati/run")).outcome == "equal, rows not compared"
+    assert replayed(dropped, KeyedRows(lying, "cosmati/run")).outcome == "equal, rows not compared"
+
+
+def test_commands_name_the_certificate_to_the_operator_and_to_an_auditor(dropped: Path, tmp_path: Path) -> None:
+    own, file, result = ("--recipe", f"{RECIPE}:isolated"), tmp_path / "blinds.json", tmp_path / "found.json"
+    assert call("ledger", "blinds", dropped, "--steps", "1:5", *own, "--out", file)[0] == 0
+    told = json.loads(file.read_text())
+    assert {place.split("/")[0] for place in told["blinds"]} == {"1", "2", "3", "4"}
+    for place, slots in told["closed"].items():
+        assert told["blinds"][place] == "00" * 32 * len(slots), "all rows of a microbatch are of one class"
+    shutil.copytree(dropped / "ledger", tmp_path / "copy")
+    asked = "--steps", "1:5", *own, "--out", result
+    for place in (
+        (dropped,),
+        (tmp_path / "copy", "--rows", file, "--checkpoint", dropped.with_name("run") / "checkpoints"),
+    ):
+        code, said = call("ledger", "replay", *place, *asked)
+        assert code == 0, said
+        assert "have rows forgotten by certificate 1:" in said
+        assert "Equal in every digest but those of forgotten rows." in said
+        found = ReplayResult.from_bytes(result.read_bytes())
+        assert (found.compares_rows, found.level) == (False, NO_LEVEL)
+    told["certificates"] = {}
+    file.write_text(json.dumps(told, separators=(",", ":")))
+    assert call("ledger", "replay", tmp_path / "copy", "--rows", file, *asked)[0] == 2
+    code, said = call("ledger", "spot-check", dropped, *own, "--auditor-seed", "x", "--segments", 2, "--length", 2)
+    assert (code, "have rows forgotten by certificate 1:" in said) == (0, True), said
 
 
 def test_without_a_policy_a_class_is_shredded_row_by_row(tmp_path: Path) -> None:

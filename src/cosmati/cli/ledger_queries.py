@@ -154,7 +154,7 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
 
     With --by, ask at which steps some rows reached which regions. The ledger holds no rows: the recipe says which they
-    were, and the run's folder has the salt to compare them with what the ledger commits to.
+    were, and the run's folder has the keys to compare them with what the ledger commits to.
 
     Short ledgers are read whole. Of long ones the answer comes from tables that were derived from them (`ledger
     derive`), and says of which tree; --prove reads the signed entries, and a statement with both names always does.

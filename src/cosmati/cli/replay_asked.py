@@ -162,7 +162,7 @@ class AskedReplay:
             segments,
             seed=seed,
             witnessed=is_witnessed(self.directory, self.ledger.head, self.trusted),
-            compares_rows=bool(found) and all(one.compares_rows for one in found),
+            compares_rows=bool(found) and all(one.compares_rows and not one.forgotten_by for one in found),
             skipped=sorted({name for one in found for name in one.skipped}),
             doubts=list(dict.fromkeys(doubt for one in found for doubt in one.doubts)),
             environment=describe_environment(torch.device("cpu")),

@@ -74,7 +74,7 @@ def _certificate(
     end = _last_checkpoint(after.ledger)
     previous = signed_certificates(after.ledger)
     holds = [f"hold {one.number} was released: {one.released}" for one in all_holds(run.folder) if one.released]
-    told = {
+    told: dict[str, Any] = {
         "kind": KIND,
         "version": VERSION,
         "run": plan.run,

@@ -1,7 +1,8 @@
 """Shredding: the keys of forgotten rows leave the run, and the runs that it succeeds.
 
 Afterwards nobody, the operator with all his files included, can confirm a guess at such a row's id and content by the
-ledger's commitments. It comes after the replay, whose steps it leaves as they are.
+ledger's commitments. Losses and norms of the steps that had it stay: numbers over all rows of a microbatch. It comes
+after the replay, whose steps it leaves as they are.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ NOT_SHREDDED = {
     KEPT: "the row keys, private/rows.keys: who has them can confirm a guess at a row; --delete-superseded shreds them",
     SALTED: "the salt of all rows, private/rows.salt, which can't forget some: who has it can confirm a guess at a row",
 }
-WORDS = (
-    "the row keys are shredded: with what is left nobody can confirm a guess at a row, save by an older copy of them"
-)
+WORDS = "the row keys are shredded: without an older copy of them no commitment confirms a guess at a row any more"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _CONTEXT = b"cosmati row keys"
 _LEVELS, _CHILDREN = 8, 256
 _OF_CLASSES = 1 << 63
 """Where the leaves of classes begin: ids of rows are below."""
-_MOST_CACHED = 1 << 16
+_MOST_CACHED = 1 << 17
 _OPENED = b""
 """In place of a node's key: its children are kept."""
 
@@ -50,7 +50,8 @@ class RowKeys:
         self.certificates: Mapping[str, int] = {}
         self._root: bytes | None = root
         self._opened: dict[Node, list[bytes | None]] = {}
-        self._cache: dict[Node, bytes | None] = {}
+        self._cache: dict[Node, bytes] = {}
+        self._above_leaves: dict[int, bytes] = {}
 
     def of(self, row_id: int) -> bytes | None:
         """Return a row's key, 32 bytes; None where it was forgotten, or the id is a tombstone's or negative."""
@@ -88,8 +89,15 @@ class RowKeys:
         parent = place >> 8
         if self._opened and (children := self._opened.get((_LEVELS - 1, parent))):
             return children[place & 255]
-        key = self._key(_LEVELS - 1, parent)
-        return None if key is None else _child(key, place & 255)
+        key = self._above_leaves.get(parent)
+        if key is None:
+            key = self._key(_LEVELS - 1, parent)
+            if key is None:
+                return None
+            if len(self._above_leaves) >= _MOST_CACHED:  # they come and go; the fewer ones above them stay
+                self._above_leaves.clear()
+            self._above_leaves[parent] = key
+        return _child(key, place & 255)
 
     def _key(self, level: int, position: int) -> bytes | None:
         """Return a node's key; None where it can't be derived."""
@@ -99,13 +107,15 @@ class RowKeys:
             return self._cache[level, position]
         above = level - 1, position >> 8
         if (children := self._opened.get(above)) is not None:
-            key = children[position & 255] or None
-        else:
-            parent = self._key(*above)
-            key = None if parent is None else _child(parent, position & 255)
-        if len(self._cache) >= _MOST_CACHED:
-            self._cache.clear()
-        self._cache[level, position] = key
+            return children[position & 255] or None
+        parent = self._key(*above)
+        if parent is None:
+            return None
+        key = _child(parent, position & 255)
+        if level < _LEVELS - 1:
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+            self._cache[level, position] = key
         return key
 
     def _puncture(self, place: int) -> None:
@@ -114,6 +124,7 @@ class RowKeys:
         for level in range(_LEVELS):
             self._open(level, place >> 8 * (_LEVELS - level))
         self._cache.clear()
+        self._above_leaves.clear()
         self._put(_LEVELS, place, None)
 
     def _open(self, level: int, position: int) -> None:
