@@ -96,6 +96,7 @@ def test_what_is_forgotten_whole_takes_no_room() -> None:
     few.forget([0])
     assert len(dict(keys.nodes())) == 255 * 6
     assert len(dict(few.nodes())) == 255 * 8
+    assert len(keys.to_bytes()) < len(few.to_bytes()) < 70_000
     assert keys.of(65535) is None
     assert keys.of(65536) == key_at(ROOT, 65536)
 

@@ -209,6 +209,16 @@ def test_other_rows_than_those_of_the_run_are_refused(shards: Path, tmp_path: Pa
     other, _ = trainer(shards, tmp_path / "run", seed=1)
     with pytest.raises(LedgerError, match="aren't those that the ledger commits to"):
         regions_taught_by(other, chosen)
+    whole = regions_taught_by(made, chosen)
+    assert not any(one.num_unopened for one in whole)
+    keys = RowKeys.load(tmp_path / "run" / "private" / "rows.keys")
+    keys.forget([next(iter(chosen.row_ids.tolist()))])
+    keys.save(tmp_path / "run" / "private" / "rows.keys")
+    shredded = regions_taught_by(made, chosen)
+    assert all(one.num_unopened for one in shredded), "nobody can open a microbatch of which a row was forgotten"
+    assert [(one.region, one.steps, one.num_rows) for one in shredded] == [
+        (one.region, one.steps, one.num_rows) for one in whole
+    ]
     RowKeys(bytes(32)).save(tmp_path / "run" / "private" / "rows.keys")
     with pytest.raises(LedgerError, match="other row keys"):
         regions_taught_by(made, chosen)
