@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.ledger_scale import CLASSES, NORMS_EVERY, ORIGIN, REGIONS, ROWS, V, tables, write_ledger
 from benchmarks.measure import RESULTS, surroundings
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.row_keys import RowKeys
+from cosmati.ledger.row_secrets import KeyedRows, RowsAt, commit
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import MicrobatchCell, RunEntry, StepEntry
 
@@ -47,7 +48,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
 def writing(folder: Path, num_steps: int) -> tuple[float, float]:
     """Return seconds a step in the training thread, and in all threads: rows committed to, entry made, and written."""
     details = tables(False, num_steps)
-    policy, salt = hashlib.sha256(b"first").digest(), bytes(32)
+    policy, secrets = hashlib.sha256(b"first").digest(), KeyedRows(RowKeys(bytes(32)), ORIGIN)
     commitments = (("data", policy), ("policy", policy))
     with LedgerWriter.create(folder, origin=ORIGIN, key=SigningKey.generate(ORIGIN)) as writer:
         writer.append(RunEntry("r", commitments, details_digest(details)), details)
@@ -56,9 +57,10 @@ def writing(folder: Path, num_steps: int) -> tuple[float, float]:
             cells = []
             for m in range(V):
                 rows = np.arange(ROWS)[:, None] + step * V
-                leaves = hash_rows(derive_blinds(salt, step, m, ROWS), rows)
+                at = RowsAt(step, m, CLASSES[0], np.arange(ROWS), rows)
                 phase = int(step >= num_steps // 10)
-                cells.append(MicrobatchCell(0, 0, phase, 4, ROWS, float(ROWS), commit_rows(leaves)))
+                digest = commit(at, secrets.blinds(at)) or b""
+                cells.append(MicrobatchCell(0, 0, phase, 4, ROWS, float(ROWS), digest))
             norms = {str(m): [1.5] * len(REGIONS) for m in range(V)} if step % NORMS_EVERY == 0 else {}
             told: dict[str, object] = {"step": step, "gradient_norm": norms, "update_norm": None, "loss": 1.25}
             writer.append(StepEntry(step, 0, policy, details_digest(told), None, tuple(cells)), told)

@@ -38,6 +38,7 @@ from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.keys import SigningKey, load_key
 from cosmati.ledger.note import TreeHead, checkpoint_text
 from cosmati.ledger.reader import read_head
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.tiles import decode_bundle
 from cosmati.ledger.verify import verify_ledger
 from cosmati.records.ledger import StepEntry
@@ -373,7 +374,8 @@ def test_figures_are_those_of_a_plain_count(signed: Signed) -> None:
 
 def test_nothing_secret_leaves(signed: Signed) -> None:
     secrets = [path.read_bytes().strip() for path in (signed.run / "private").iterdir()]
-    assert len(secrets) == 3
+    assert len(secrets) == 4
+    secrets += [key for _, key in RowKeys.load(signed.run / "private" / "rows.keys").nodes()]
     with zipfile.ZipFile(signed.bundle) as archive:
         for name in archive.namelist():
             assert not any(secret in archive.read(name) for secret in secrets), name

@@ -13,6 +13,7 @@ from cosmati.cli.files import load_recipe
 from cosmati.cli.main import app
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.replay_result import ReplayResult
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.spot_check import choose_segments
 
 RECIPE = '''
@@ -77,7 +78,7 @@ def test_the_ledger_alone_says_nothing_of_rows(once: Path, tmp_path: Path) -> No
     code, said = ask(once, "replay", tmp_path / "copy", "--steps", ":3", "--without-rows")
     assert (code, "Equal in every digest but those of rows." in said) == (0, True)
     assert "evidence none" in said
-    given = "--rows", once / "run/private/rows.salt", "--checkpoint", once / "run/checkpoints/step-00000004"
+    given = "--rows", once / "run/private/rows.keys", "--checkpoint", once / "run/checkpoints/step-00000004"
     code, said = ask(once, "replay", tmp_path / "copy", "--steps", "4:", *given)
     assert (code, "from the checkpoint of step 4; 6 steps and 3 signed states compared" in said) == (0, True)
 
@@ -85,9 +86,11 @@ def test_the_ledger_alone_says_nothing_of_rows(once: Path, tmp_path: Path) -> No
 def test_blinds_of_some_steps_open_these_and_no_others(once: Path, tmp_path: Path) -> None:
     shutil.copytree(once / "run/ledger", tmp_path / "copy")
     file = tmp_path / "blinds.json"
-    told = ["ledger", "blinds", str(once / "run"), "--steps", "2:4", "--out", str(file)]
-    assert CliRunner().invoke(app, told).exit_code == 0
-    assert (once / "run/private/rows.salt").read_bytes().hex() not in file.read_text()
+    code, said = ask(once, "blinds", once / "run", "--steps", "2:4", "--out", file)
+    assert code == 0, said
+    keys = RowKeys.load(once / "run/private/rows.keys")
+    own = [key for node, key in keys.nodes()] + [keys.of(row) for row in range(64)]
+    assert not any(key.hex() in file.read_text() for key in [*own, keys.of_class("cold"), keys.of_class("hot")] if key)
     # Steps 0 and 1 are on the way, and nobody has asked for them.
     code, said = ask(once, "replay", tmp_path / "copy", "--steps", "2:4", "--rows", file)
     assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True)
@@ -102,8 +105,14 @@ def test_blinds_of_some_steps_open_these_and_no_others(once: Path, tmp_path: Pat
     for wrong in (b'{"', b"salt", json.dumps(blinds | {"origin": "another"}, separators=(",", ":")).encode()):
         file.write_bytes(wrong)
         assert ask(once, "replay", tmp_path / "copy", "--steps", "2:4", "--rows", file)[0] == 2
-    told = ["ledger", "blinds", str(tmp_path / "copy"), "--steps", "2:4", "--out", str(file)]
-    assert CliRunner().invoke(app, told).exit_code == 2  # without the salt
+    code, said = ask(once, "blinds", tmp_path / "copy", "--steps", "2:4", "--out", file)
+    assert (code, "no row keys beside it" in said) == (2, True)
+    told = ["ledger", "blinds", str(once / "run"), "--steps", "2:4", "--out", str(file)]
+    result = CliRunner().invoke(app, told)  # which rows it had, nobody says
+    assert (result.exit_code, "--recipe FILE[:FUNCTION]" in result.output) == (2, True)
+    other = "--set", "config.seed=4", "--out", file
+    code, said = ask(once, "blinds", once / "run", "--steps", "2:4", *other)
+    assert (code, "so these aren't its rows" in said) == (2, True)
 
 
 def test_a_recipe_that_fails_is_no_answer(once: Path, tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ def test_a_recipe_that_fails_is_no_answer(once: Path, tmp_path: Path) -> None:
 
 def test_the_whole_run_is_level_3(once: Path, tmp_path: Path) -> None:
     shutil.copytree(once / "run/ledger", tmp_path / "copy")
-    code, said = ask(once, "replay", tmp_path / "copy", "--rows", once / "run/private/rows.salt")
+    code, said = ask(once, "replay", tmp_path / "copy", "--rows", once / "run/private/rows.keys")
     assert (code, "evidence L3: the whole run was replayed" in said) == (0, True)
 
 

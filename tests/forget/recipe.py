@@ -13,7 +13,7 @@ from cosmati.optim import AdamW, Muon
 from cosmati.recipes.recipe import Recipe
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
-from tests.forget.samples import PLAIN
+from tests.forget.samples import ISOLATED, PLAIN
 from tests.train.isolated.samples import CASES, TAXONOMY, cnn, source
 
 CASE = CASES["CNN with BatchNorm"]
@@ -57,6 +57,13 @@ class Kills(Recipe):
 def killed() -> Recipe:
     """Return the one that kills its process."""
     return Kills(**{name: getattr(recipe(), name) for name in Recipe.__dataclass_fields__})
+
+
+def isolated() -> Recipe:
+    """Return one under which the rows of a class have modules of their own."""
+    case = CASES["MLP, low rank"]
+    made = replace(recipe(), model=case.build, loss=case.loss, data=lambda: source(case), policy=ISOLATED)
+    return replace(made, methods=(case.adapters,))
 
 
 def other_seed() -> Recipe:

@@ -112,6 +112,7 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda told: told.update(evidence="L3: the whole run was replayed"),
         "calls what|No certificate shows",
     ),
+    "keys that are more than gone": (lambda told: told.update(row_keys="burnt"), "says of row keys 'burnt'"),
     "another request": (lambda told: told["asked"].update(digest="00" * 32), "knows of no deletion"),
     "trees in another order": (lambda told: told["from"].update(tree_size=10**6), "trees have"),
     "a missing field": (lambda told: told.pop("to"), "can't be read as one"),

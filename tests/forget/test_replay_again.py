@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cosmati.cli.main import app
 from cosmati.forget.asked import ToForget
 from cosmati.ledger.query import VerifiedLedger
-from cosmati.ledger.row_blinds import blinds_of_salt
+from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.standing import StandingSteps
 from cosmati.recipes.replaying import trainers_of
 from cosmati.train.replay import ReplayRequest, replay
@@ -86,7 +86,7 @@ def test_content_that_went_on_to_teach_is_found(twice: Path) -> None:
     def make(asked: ReplayRequest) -> Trainer:
         return whole(asked)
 
-    blinds = blinds_of_salt(run, (folder / "private/rows.salt").read_bytes())
+    blinds = secrets_of_run(run, folder / "private")
     found = replay(run, range(6), make, ledger=folder / "ledger", blinds=blinds, keep_going=True)
     assert found.outcome == "different"
     steps = {one.step for one in found.differences if one.what.startswith("row commitment")}

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 import cosmati
 from cosmati import Classification, InMemory, LanguageModel, Loss, Observer, RunConfig, SubStep, Taxonomy, Trainer
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.methods import EMA, SAM, GradientClipping, LabelSmoothing, LayerFreezing, MixUp, SelectiveBackprop
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.mlp import MLP
@@ -305,7 +306,11 @@ def fix_secrets(folder: Path) -> Path:
     private.mkdir(mode=0o700, parents=True)
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for name, content in (("operator.key", pem), ("rows.salt", bytes(32))):
+    for name, content in (
+        ("operator.key", pem),
+        ("rows.salt", bytes(32)),
+        ("rows.keys", RowKeys(bytes(32)).to_bytes()),
+    ):
         (private / name).write_bytes(content)
         (private / name).chmod(0o600)
     return folder

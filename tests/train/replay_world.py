@@ -15,7 +15,7 @@ from cosmati.ledger.details import decode_details
 from cosmati.ledger.keys import load_key
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import read_verifier_key
-from cosmati.ledger.row_blinds import blinds_of_salt
+from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.standing import StandingSteps
 from cosmati.methods import EMA, SAM, MixUp
 from cosmati.optim import SGD, AdamW
@@ -124,7 +124,7 @@ def replayed(
     """Replay steps of a run from its own folder."""
     run = opened(folder)
     start = nearest_checkpoint(run, first, folder / "checkpoints" if with_checkpoints else None)
-    blinds = blinds_of_salt(run, (folder / "private/rows.salt").read_bytes()) if with_salt else None
+    blinds = secrets_of_run(run, folder / "private") if with_salt else None
     return replay(run, range(first, end), make, ledger=folder / "ledger", start=start, blinds=blinds, **options)
 
 

@@ -17,8 +17,12 @@ import torch
 
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.errors import LedgerError
+from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
+from cosmati.ledger.row_keys import RowKeys
+from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.ledger import (
+    AmendEntry,
     CheckpointEntry,
     EndEntry,
     MicrobatchCell,
@@ -32,6 +36,7 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
+from tests.ledger.row_oracle import Rows
 from tests.train.hand_made import POLICY, REGIONS, SecondOfTwo, outcome, rows, run_facts
 
 BUDGET = Budget(Time.parse("20ba"))
@@ -82,6 +87,7 @@ def test_entry_0_commits_to_each_fact(tmp_path: Path) -> None:
         "model": b"M" * 32,
         "plan": bytes.fromhex(facts.plan.digest),
         "policy": b"P" * 32,
+        "rows_keys": blake3.blake3(b"cosmati row keys root" + Rows(tmp_path / "run").root).digest(),
         "rows_salt": hashlib.sha256(b"cosmati rows salt" + salt).digest(),
         "taxonomy": b"T" * 32,
     }
@@ -105,7 +111,8 @@ def test_entry_0_commits_to_each_fact(tmp_path: Path) -> None:
 def test_a_changed_fact_changes_its_own_commitment(tmp_path: Path, changed: dict[str, Any], names: set[str]) -> None:
     (tmp_path / "b" / "private").mkdir(parents=True)
     first, _ = _run_entry(tmp_path / "a", run_facts(policy=POLICY))
-    (tmp_path / "b" / "private" / "rows.salt").write_bytes((tmp_path / "a" / "private" / "rows.salt").read_bytes())
+    for name in ("rows.salt", "rows.keys"):
+        (tmp_path / "b" / "private" / name).write_bytes((tmp_path / "a" / "private" / name).read_bytes())
     second, _ = _run_entry(tmp_path / "b", run_facts(**{"policy": POLICY} | changed))
     assert {name for name in first | second if first[name] != second[name]} == names
 
@@ -115,14 +122,13 @@ def test_without_a_policy_nothing_is_committed_for_it(tmp_path: Path) -> None:
     assert (commitments["policy"], commitments["taxonomy"]) == (bytes(32), bytes(32))
 
 
-def test_another_run_has_another_salt(tmp_path: Path) -> None:
-    assert (
-        _run_entry(tmp_path / "a", run_facts())[0]["rows_salt"]
-        != _run_entry(tmp_path / "b", run_facts())[0]["rows_salt"]
-    )
-    salt = tmp_path / "a" / "private" / "rows.salt"
+def test_another_run_has_another_salt_and_other_keys(tmp_path: Path) -> None:
+    one, other = (_run_entry(tmp_path / name, run_facts())[0] for name in "ab")
+    assert one["rows_salt"] != other["rows_salt"]
+    assert one["rows_keys"] != other["rows_keys"]
+    salt, keys = (tmp_path / "a" / "private" / name for name in ("rows.salt", "rows.keys"))
     assert len(salt.read_bytes()) == 32
-    assert stat.S_IMODE(salt.stat().st_mode) == 0o600
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (salt, keys)] == [0o600, 0o600]
     assert stat.S_IMODE(salt.parent.stat().st_mode) == 0o700
 
 
@@ -149,7 +155,7 @@ def test_the_details_of_entry_0_name_what_cells_point_to(tmp_path: Path) -> None
         "plan": list(facts.plan.lines),
         "environment": {"torch": "2", "python": "3"},
         "num_microbatches": 2,
-        "rows_version": 2,
+        "rows_version": 3,
         "parameters": [["0.weight"], ["1.weight"]],
         "policy_text": {"name": "halves"},
         "recipe": {"settings.seed": "7", "settings.tail": ""},
@@ -190,33 +196,24 @@ def test_a_step_of_the_short_road_has_one_cell(tmp_path: Path, lacking: str) -> 
     assert (cell.class_id, cell.band, cell.phase, cell.route_id, cell.num_rows, cell.weight) == (0, 0, 0, 0, 4, 4.0)
 
 
-def _commitment(salt: bytes, step: int, microbatch: int, leaves: list[tuple[int, list[int], bytes]]) -> bytes:
+def _commitment(own: Rows, step: int, microbatch: int, leaves: list[tuple[int, list[int], bytes]]) -> bytes:
     """The commitment by its definition, from slot, ids and content of each row that is there."""
-    stream = blake3.blake3(f"cosmati rows {step}/{microbatch}".encode(), key=salt)
-    hashes = [
-        hashlib.sha256(
-            bytes([0, bool(content)])
-            + stream.digest(length=32, seek=32 * slot)
-            + struct.pack(f"<{len(ids)}q", *ids)
-            + content
-        ).digest()
-        for slot, ids, content in leaves
-    ]
+    hashes = [own.leaf("all", step, microbatch, slot, ids, content) for slot, ids, content in leaves]
     return hashlib.sha256(b"".join(hashes)).digest()
 
 
-def test_rows_are_committed_to_with_salt_place_and_content(tmp_path: Path) -> None:
+def test_rows_are_committed_to_with_their_keys_place_and_content(tmp_path: Path) -> None:
     digests = torch.arange(96, dtype=torch.uint8).view(3, 32)
     mixed = rows(5, 6, 7, parents=torch.tensor([[5, 6], [-1, -1], [7, 5]]), digests=digests)
     _write(tmp_path, outcome(0), outcome(1, batches=[mixed, rows(8, -1, 9)]))
-    salt = (tmp_path / "private" / "rows.salt").read_bytes()
+    own = Rows(tmp_path)
     content = [bytes(range(start, start + 32)) for start in (0, 32, 64)]
     expected = [
         [(0, 0, [(0, [0], b""), (1, [1], b""), (2, [2], b"")]), (0, 1, [(0, [3], b""), (1, [4], b"")])],
         [(1, 0, [(0, [5, 6], content[0]), (2, [7, 5], content[2])]), (1, 1, [(0, [8], b""), (2, [9], b"")])],
     ]
     assert [[cell.row_commitment for cell in cells] for cells in _cells(tmp_path)] == [
-        [_commitment(salt, *place) for place in places] for places in expected
+        [_commitment(own, *place) for place in places] for places in expected
     ]
 
 
@@ -268,16 +265,24 @@ def test_a_run_that_goes_on_supersedes_what_came_after_its_checkpoint(tmp_path: 
     steps = [(e.step, e.attempt) for e in entries if isinstance(e, StepEntry)]
     assert steps == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 2)]
     commitments = {e.microbatches[0].row_commitment for e in entries if isinstance(e, StepEntry) and e.step == 2}
-    assert len(commitments) == 1, "the same rows under the same salt"
+    assert len(commitments) == 1, "the same rows under the same keys"
 
 
 # ---------------------------------------------------------------------------------------------------------- the salt
 
 
-def test_another_salt_than_entry_0_commits_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rows.salt", "rows.keys"])
+def test_another_secret_than_entry_0_commits_to_is_refused(tmp_path: Path, name: str) -> None:
     _write(tmp_path, outcome(0))
-    (tmp_path / "private" / "rows.salt").write_bytes(bytes(32))
-    with pytest.raises(LedgerError, match=r"rows\.salt isn't the salt that entry 0"):
+    path = tmp_path / "private" / name
+    if name == "rows.salt":
+        path.write_bytes(bytes(32))
+    else:
+        RowKeys(bytes(32)).save(path)
+    with pytest.raises(LedgerError, match=rf"{name} isn't the (salt|tree of row keys) that entry 0"):
+        _write(tmp_path, step=1)
+    path.unlink()
+    with pytest.raises(LedgerError, match=rf"{name} (is gone|isn't the tree)"):
         _write(tmp_path, step=1)
     assert len(_scan(tmp_path)) == 3
 
@@ -292,6 +297,28 @@ def test_a_salt_is_never_drawn_anew_where_there_is_a_ledger(tmp_path: Path, lost
     with pytest.raises(LedgerError, match=r"rows\.salt is gone.*Put the run's own salt back"):
         _write(tmp_path, step=1)
     assert not (tmp_path / "private" / "rows.salt").exists()
+
+
+def test_a_run_that_was_begun_under_a_salt_goes_on_under_it(tmp_path: Path) -> None:
+    """As releases wrote it before rows had keys: its entry 0 commits to the salt alone."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "rows.salt").write_bytes(bytes(32))
+    key = load_or_create_key(tmp_path / "private" / "operator.key", name=f"cosmati/{tmp_path.name}")
+    LedgerWriter.create(tmp_path / "ledger", origin=key.name, key=key).close()
+    _write(tmp_path, outcome(0))
+    _write(tmp_path, outcome(1), facts=run_facts(data_digest="d2"), step=1)
+    assert not (tmp_path / "private" / "rows.keys").exists()
+    tables = [item for item in _scan(tmp_path) if isinstance(item.entry, RunEntry | AmendEntry)]
+    assert [json.loads(one.details or b"")["rows_version"] for one in tables] == [2, 2]
+    assert all("rows_keys" not in dict(one.entry.commitments) for one in tables)
+    for step, ((first, _),) in enumerate(zip(_cells(tmp_path), strict=True)):
+        stream = blake3.blake3(f"cosmati rows {step}/0".encode(), key=bytes(32))
+        ids = [3 * 0 + n for n in range(3)]
+        leaves = [
+            hashlib.sha256(bytes(2) + stream.digest(length=32, seek=32 * n) + struct.pack("<q", row)).digest()
+            for n, row in enumerate(ids)
+        ]
+        assert first.row_commitment == hashlib.sha256(b"".join(leaves)).digest()
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
@@ -328,8 +355,8 @@ def test_the_second_rank_writes_nothing(tmp_path: Path) -> None:
 def test_the_second_rank_commits_to_its_own_microbatches(tmp_path: Path) -> None:
     """Rank 1 of 2 holds microbatch 1 of V = 2, and hands its commitment to the gather."""
     (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "rows.salt").write_bytes(bytes(32))
-    gathered = []
+    RowKeys(bytes(32)).save(tmp_path / "private" / "rows.keys")
+    own, gathered = Rows(tmp_path, origin=f"cosmati/{tmp_path.name}"), []
 
     class Keeps(SecondOfTwo):
         def gather(self, rows: torch.Tensor) -> torch.Tensor:
@@ -339,4 +366,4 @@ def test_the_second_rank_commits_to_its_own_microbatches(tmp_path: Path) -> None
     observer = _observer(tmp_path, ranks=Keeps())
     observer.on_start(Clock(), BUDGET)
     observer.on_step(outcome(4, batches=[rows(3, 4)]))
-    assert gathered == [_commitment(bytes(32), 4, 1, [(0, [3], b""), (1, [4], b"")]) + b"\0"], "and the band"
+    assert gathered == [_commitment(own, 4, 1, [(0, [3], b""), (1, [4], b"")]) + b"\0"], "and the band"

@@ -21,6 +21,7 @@ from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import CheckpointError, CosmatiError, LedgerError, RefutedError
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import details_digest
 from cosmati.methods import EMA
@@ -162,7 +163,7 @@ def test_who_has_trained_otherwise_than_he_says_is_found(
     told = {"methods": [EMA(half_life="2ba")]} if "methods" in lie else {}
     build("routed", tmp_path / "honest", **told).fit()
     (tmp_path / "run/private").mkdir(parents=True)
-    for name in ("rows.salt", "operator.key"):
+    for name in ("rows.salt", "rows.keys", "operator.key"):
         shutil.copy2(tmp_path / "honest/private" / name, tmp_path / "run/private" / name)
     build("routed", tmp_path / "run", **told | lie).fit()
     true = entries(tmp_path / "run")
@@ -226,7 +227,7 @@ def test_a_row_of_a_shard_that_was_exchanged_is_found_in_its_microbatch(tmp_path
     honest, true, run = shards_of(tmp_path / "honest"), shards_of(tmp_path / "true", other=9), tmp_path / "run"
     (tmp_path / "said/private").mkdir(parents=True)
     streamed(true, run).fit()
-    for name in ("rows.salt", "operator.key"):
+    for name in ("rows.salt", "rows.keys", "operator.key"):
         shutil.copy2(run / "private" / name, tmp_path / "said/private" / name)
     streamed(honest, tmp_path / "said").fit()
     sign_again(run, told_as(entries(tmp_path / "said"), entries(run)))
@@ -353,8 +354,8 @@ def test_without_the_salt_nothing_is_said_of_rows(run: Path) -> None:
     sign_again(run, changed(entries(run), 1, row_commitment=bytes(32)))
     assert replayed(run, 0, 2, again("routed"), with_salt=False).outcome == "equal, rows not compared"
     assert replayed(run, 0, 2, again("routed")).outcome == "different"
-    (run / "private/rows.salt").write_bytes(bytes(32))
-    with pytest.raises(LedgerError, match="isn't the one that entry 0 commits to"):
+    RowKeys(bytes(32)).save(run / "private/rows.keys")
+    with pytest.raises(LedgerError, match="of the tree that entry 0 commits to"):
         replayed(run, 0, 2, again("routed"))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import Classification
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.models.mlp import MLP
 from cosmati.optim import SGD
 from cosmati.records.ledger import StepEntry
@@ -20,10 +21,11 @@ NUM_ROWS, NUM_CELLS = 16, 4
 IDS, CLASSES = torch.arange(NUM_ROWS), torch.zeros(NUM_ROWS, dtype=torch.int64)
 
 
-def _commitments(folder: Path, digests: Tensor | None, ids: Tensor = IDS, salt: bytes = bytes(32)) -> list[bytes]:
+def _commitments(folder: Path, digests: Tensor | None, ids: Tensor = IDS, root: bytes = bytes(32)) -> list[bytes]:
     """Train one epoch of 16 rows in 4 microbatches, and return their commitments; the parameters never differ."""
+    folder /= "run"  # its name goes into all of them
     (folder / "private").mkdir(parents=True)
-    (folder / "private/rows.salt").write_bytes(salt)
+    RowKeys(root).save(folder / "private/rows.keys")
     torch.manual_seed(0)
     rows = Batch((torch.zeros(NUM_ROWS, 3), CLASSES), Lineage(ids, CLASSES, digests=digests), None)
     Trainer(
@@ -44,7 +46,7 @@ def _num_equal(one: list[bytes], other: list[bytes]) -> int:
     return sum(a == b for a, b in zip(one, other, strict=True))
 
 
-def test_commitments_follow_content_ids_and_salt(tmp_path: Path) -> None:
+def test_commitments_follow_content_ids_and_keys(tmp_path: Path) -> None:
     digests = torch.arange(NUM_ROWS * 32, dtype=torch.int64).view(NUM_ROWS, 32).to(torch.uint8)
     changed, ids = digests.clone(), IDS.clone()
     changed[5, 31] ^= 1
@@ -56,4 +58,4 @@ def test_commitments_follow_content_ids_and_salt(tmp_path: Path) -> None:
     assert _num_equal(found, _commitments(tmp_path / "content", changed)) == NUM_CELLS - 1
     assert _num_equal(found, _commitments(tmp_path / "id", digests, ids)) == NUM_CELLS - 1
     assert _num_equal(found, _commitments(tmp_path / "none", None)) == 0
-    assert _num_equal(found, _commitments(tmp_path / "salt", digests, salt=b"s" * 32)) == 0
+    assert _num_equal(found, _commitments(tmp_path / "keys", digests, root=b"s" * 32)) == 0

@@ -31,6 +31,7 @@ from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import LedgerError
 from cosmati.forget.subjects import index_subjects, make_key
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.methods import LayerFreezing, MixUp, SelectiveBackprop
 from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
@@ -208,8 +209,18 @@ def test_other_rows_than_those_of_the_run_are_refused(shards: Path, tmp_path: Pa
     other, _ = trainer(shards, tmp_path / "run", seed=1)
     with pytest.raises(LedgerError, match="aren't those that the ledger commits to"):
         regions_taught_by(other, chosen)
-    (tmp_path / "run" / "private" / "rows.salt").write_bytes(bytes(32))
-    with pytest.raises(LedgerError, match="another salt"):
+    whole = regions_taught_by(made, chosen)
+    assert not any(one.num_unopened for one in whole)
+    keys = RowKeys.load(tmp_path / "run" / "private" / "rows.keys")
+    keys.forget([next(iter(chosen.row_ids.tolist()))])
+    keys.save(tmp_path / "run" / "private" / "rows.keys")
+    shredded = regions_taught_by(made, chosen)
+    assert all(one.num_unopened for one in shredded), "nobody can open a microbatch of which a row was forgotten"
+    assert [(one.region, one.steps, one.num_rows) for one in shredded] == [
+        (one.region, one.steps, one.num_rows) for one in whole
+    ]
+    RowKeys(bytes(32)).save(tmp_path / "run" / "private" / "rows.keys")
+    with pytest.raises(LedgerError, match="other row keys"):
         regions_taught_by(made, chosen)
     (tmp_path / "run" / "private" / "rows.salt").unlink()
     with pytest.raises(LedgerError, match=r"rows\.salt"):

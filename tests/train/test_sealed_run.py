@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cosmati.ledger.derived.duck import connection
 
 from cosmati.errors import LedgerError, PlanError
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import read_run
-from cosmati.ledger.derived.duck import connection
 from cosmati.ledger.derived.opened import open_derived
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.query import VerifiedLedger, contributions

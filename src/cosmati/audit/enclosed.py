@@ -8,12 +8,13 @@ from pathlib import Path
 
 from cosmati.audit.bundle import sha256_of
 from cosmati.errors import CosmatiError, ExportError, RefutedError
-from cosmati.forget.certificate import signed_digests, verify_certificate
+from cosmati.forget.certificate import verify_certificate
 from cosmati.ledger.evidence import ReplayedHead, read_replayed
 from cosmati.ledger.note import TreeHead, VerifierKey
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import Scan, operators_of, read_head
 from cosmati.ledger.replay_result import ReplayResult
+from cosmati.ledger.roots import signed_certificates
 from cosmati.ledger.spot_check import choose_segments
 
 CERTIFICATES, REPLAYS = "certificates", "replays"
@@ -26,7 +27,7 @@ def enclose(folder: Path, ledger: VerifiedLedger, certificates: Path, replays: S
     Raises:
         ExportError: a result is none of this ledger.
     """
-    signed = signed_digests(ledger)
+    signed = signed_certificates(ledger)
     own = [path for path in sorted(certificates.glob("*.json")) if sha256_of(path) in signed]
     for name, paths in ((CERTIFICATES, own), (REPLAYS, replays)):
         if paths:
@@ -105,7 +106,7 @@ def check_certificates(say: Saying, folder: Path, ledger: VerifiedLedger, direct
     Raises:
         RefutedError: the ledger doesn't bear one out.
     """
-    missing = signed_digests(ledger)
+    missing = signed_certificates(ledger)
     for path in _enclosed(folder / CERTIFICATES):
         try:
             found = verify_certificate(path, directory, vkey=ledger.key.text)

@@ -98,7 +98,10 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = 0,
     out: Annotated[Path | None, typer.Option(help="The new run's folder; beside RUN.")] = None,
     delete_superseded: Annotated[
-        bool, typer.Option("--delete-superseded", help="Then delete RUN's checkpoints that learnt it.")
+        bool,
+        typer.Option(
+            "--delete-superseded", help="Then delete RUN's checkpoints that learnt it, and shred its rows' keys."
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, the plan is printed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,

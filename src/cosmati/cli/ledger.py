@@ -10,11 +10,13 @@ import typer
 
 from cosmati.cli.errors import Answering
 from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Witnesses, ledger_of, opened
-from cosmati.cli.ledger_queries import answered, derive, policy_effect, query, sql
+from cosmati.cli.ledger_policy_effect import policy_effect
+from cosmati.cli.ledger_queries import answered, derive, query, sql
 from cosmati.cli.ledger_release import release_keys
 from cosmati.cli.ledger_witness import app as witness_app
 from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
-from cosmati.cli.replay import blinds_for, replay_steps, spot_check
+from cosmati.cli.replay import replay_steps, spot_check
+from cosmati.cli.row_blinds import blinds_for
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.key_change import rotate_key

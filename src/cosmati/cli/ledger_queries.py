@@ -1,4 +1,4 @@
-"""`cosmati ledger query`, `derive`, `sql` and `policy-effect`: what a ledger says of who taught what, and when.
+"""`cosmati ledger query`, `derive` and `sql`: what a ledger says of who taught what, and when.
 
 A ledger of some thousand entries is read whole for each answer. A longer one is answered for from tables that were
 derived from it, unless its entries are asked for (`--prove`); exclusion statements always read the entries.
@@ -29,7 +29,7 @@ from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Waiting, 
 from cosmati.cli.ledger_taught import records_of, say_learning, say_rows, say_sources, say_taught
 from cosmati.cli.subject_options import IndexFile, IndexKey
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.answers import ClassTaught, num_standing, policy_effects, require, steps_taught, taught
+from cosmati.ledger.derived.answers import ClassTaught, num_standing, require, steps_taught, taught
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.learning import ClassLearning, region_moves
 from cosmati.ledger.derived.learning import learning as learning_of
@@ -38,6 +38,7 @@ from cosmati.ledger.derived.views import MAX_SECONDS, RowForm, run_sql
 from cosmati.ledger.evidence import LEVEL_0, TrustedEvidence
 from cosmati.ledger.query import ContributionTable, VerifiedLedger, contributions, direct_write_exclusion
 from cosmati.ledger.reader import read_head, read_verifier_key
+from cosmati.ledger.sealing import SEALED
 from cosmati.ledger.tables import Tables
 from cosmati.records.joint_classes import members_of
 from cosmati.storage.duck import has_duckdb
@@ -106,7 +107,7 @@ def answered(
     if is_plain and (rights.credential or size <= READ_WHOLE or not has_duckdb()):
         ledger = opened_ledger(VerifiedLedger(directory, vkey, trusted), rights)
         return _read_whole(ledger, contributions(ledger), waiting.beyond(size))
-    with _tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
+    with derived_tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
         at = _milestone(derived, checkpoint) if checkpoint else None
         found, num_steps = taught(derived, at=at, each=each), num_standing(derived, at)
         of = "" if at is None else f"As of the checkpoint after {at.step} steps (entry {at.entry}). "
@@ -121,7 +122,7 @@ def _read_whole(ledger: VerifiedLedger, table: ContributionTable, unsigned: str)
 
 
 @contextmanager
-def _tables(
+def derived_tables(
     directory: Path, vkey: str | None, trusted: TrustedEvidence, *, prove: bool, rights: ReadingRights = NO_RIGHTS
 ) -> Iterator[tuple[DerivedLedger, str]]:
     """Open a ledger's derived tables, with what may be read of it, and say what they are worth."""
@@ -179,7 +180,7 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
 
     With --by, ask at which steps some rows reached which regions. The ledger holds no rows: the recipe says which they
-    were, and the run's folder has the salt to compare them with what the ledger commits to.
+    were, and the run's folder has the keys to compare them with what the ledger commits to.
 
     What is measured of sensitive classes is sealed, and says so. --credential, --keys and --holder-key open what they
     cover.
@@ -200,34 +201,43 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     if by is not None:
         if class_name or region or not recipe:
-            raise LedgerError(
-                "--by asks of all classes and regions, and needs the run's --recipe FILE. Give these two."
-            )
+            raise LedgerError("--by asks of all classes and regions, and needs the run's --recipe FILE. Give these.")
         from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
 
         say_rows_taught(ledger_of(folder).parent, by, recipe, vkey, trusted, key=key, index=index)
         return
     if recipe or key or index:
         raise LedgerError("--recipe, --key and --index are for --by. Leave them out, or ask for somebody's rows.")
+    of_all_steps = not (checkpoint or each or steps)
     if learning:
-        if checkpoint or each or steps:
+        if not of_all_steps:
             raise LedgerError("--learning takes all steps that stand. Leave out --checkpoint, --each and --steps.")
         _say_learning(ledger_of(folder), class_name, region, form, vkey, trusted, prove=prove)
         return
-    if class_name and region and not (checkpoint or each or steps):
+    if class_name and region and of_all_steps:
         _say_exclusion(ledger_of(folder), class_name, region, form, vkey, trusted)
         return
     rights = ReadingRights(credential, released, holder_key, authority, root)
     answer = answered(ledger_of(folder), vkey, trusted, prove=prove, checkpoint=checkpoint, each=each, rights=rights)
     chosen = _chosen(answer, class_name, region)
     spans = _spans(ledger_of(folder), vkey, chosen, checkpoint) if steps else {}
-    if form == "table":
-        say_taught(chosen, spans, each)
-        say_sources(ledger_of(folder), answer.tables, chosen)
-        for line in filter(None, (answer.said + ".", answer.unsigned)):
-            typer.echo(line)
+    _say_answer(ledger_of(folder), answer, chosen, spans, each, form)
+
+
+def _say_answer(
+    directory: Path,
+    answer: LedgerAnswer,
+    chosen: Sequence[ClassTaught],
+    spans: dict[tuple[str, str], Any],
+    each: str,
+    form: RowForm,
+) -> None:
+    if form != "table":
+        say_rows(records_of(chosen, spans, answer.said), form)
         return
-    say_rows(records_of(chosen, spans, answer.said), form)
+    say_taught(chosen, spans, each)
+    say_sources(directory, answer.tables, chosen)
+    typer.echo("\n".join(filter(None, (answer.said + ".", answer.unsigned))))
 
 
 def _say_learning(
@@ -240,18 +250,21 @@ def _say_learning(
     *,
     prove: bool,
 ) -> None:
-    with _tables(directory, vkey, trusted, prove=prove) as (derived, said):
+    with derived_tables(directory, vkey, trusted, prove=prove) as (derived, said):
         require(derived.classes, class_name, "class")
         require(derived.regions, region, "region")
         of_classes = [
             o for o in learning_of(derived) if class_name in (None, o.class_name) and region in (None, o.region)
         ]
         moves = [one for one in region_moves(derived) if region in (None, one.region)]
+        sealed = sorted({name for one in derived.tables for name in one.details.get(SEALED, {}).get("classes", ())})
     if form != "table":
         names = [field.name for field in fields(ClassLearning)]
         say_rows((names, map(astuple, of_classes)), form)
         return
     say_learning(of_classes, () if class_name else moves)
+    if sealed:
+        typer.echo(f"What was measured of {', '.join(sealed)} is sealed, and isn't in this.")
     typer.echo(f"{said}.")
 
 
@@ -363,58 +376,9 @@ def sql(  # noqa: PLR0913, PLR0917  (a command's options)
     directory = ledger_of(folder)
     trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     rights = ReadingRights(credential, released, holder_key, authority, root)
-    with _tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
+    with derived_tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
         num_sealed = derived.rows("SELECT count(*) FROM sealed_file")[0][0]
         say_rows(run_sql(derived, statement, seconds=seconds), form)
         typer.echo(f"{said}.", err=True)
         if num_sealed:
             typer.echo(f"{num_sealed} gradient norms are sealed, and null: the view `sealed` says which.", err=True)
-
-
-def policy_effect(
-    folder: Folder,
-    prove: ProveOption = False,
-    form: FormatOption = "table",
-    vkey: Key = None,
-    witnesses: Witnesses = None,
-    quorum: Quorum = 0,
-    replayed: ReplayFile = None,
-) -> None:
-    """Say which policy was in force when, what each change did to the weights, and what was taught under each.
-
-    \b
-    Example:
-      cosmati ledger policy-effect RUN
-    """  # noqa: D301
-    directory = ledger_of(folder)
-    waiting = Waiting(directory)
-    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
-    with _tables(directory, vkey, trusted, prove=prove) as (derived, said):
-        effects = policy_effects(derived)
-        under = {
-            (one.group, one.contribution.class_name, one.contribution.region): one.contribution
-            for one in taught(derived, each="policy")
-        }
-        if form != "table":
-            names = list(asdict(effects[0])) if effects else ["policy_epoch"]
-            say_rows((names, [tuple(asdict(one).values()) for one in effects]), form)
-            return
-        for epoch, tables in enumerate(derived.tables):
-            policy = dict(tables.entry.commitments).get("policy", b"").hex()
-            begin = getattr(tables.entry, "step", 0)
-            typer.echo(f"policy epoch {epoch}, from step {begin} on (entry {tables.index}): {policy}")
-            for one in (e for e in effects if e.policy_epoch == epoch):
-                counts = [under.get((str(n), one.class_name, one.region)) for n in (epoch - 1, epoch)]
-                rows, steps = ([getattr(c, name) if c else 0 for c in counts] for name in ("num_rows", "num_steps"))
-                kind = ", ".join(filter(None, (one.class_name, one.band)))
-                typer.echo(
-                    f"  {kind} in {one.region}, {one.phase}: {_weight(one.before, one.decision_before)} -> "
-                    f"{_weight(one.after, one.decision_after)}; {rows[0]} rows in {steps[0]} steps before, "
-                    f"{rows[1]} in {steps[1]} after"
-                )
-        for line in filter(None, (said + ".", waiting.beyond(derived.index.tree_size))):
-            typer.echo(line)
-
-
-def _weight(weight: float | None, decision: str) -> str:
-    return "not there" if weight is None else f"{weight:g} ({decision})"

@@ -9,7 +9,7 @@ import typer
 
 from cosmati.cli.column_keys import AuthorityRoot, chain_of, checked_credential
 from cosmati.cli.ledger_folder import Folder, Key, ledger_of
-from cosmati.cli.replay import span_of
+from cosmati.cli.replay_asked import parse_steps
 from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
@@ -53,7 +53,7 @@ def release_keys(
     if keys.commitment.hex() not in told:
         raise LedgerError(f"{path} isn't the secret that this ledger's columns are sealed with. Give the run's own.")
     read = checked_credential(credential, ledger.key.name, chain_of(directory, ledger.tables, authority, root))
-    first, end = span_of(steps, len(ledger.standing))
+    first, end = parse_steps(steps, len(ledger.standing))
     sealed = (
         (
             entry.step,

@@ -30,6 +30,7 @@ class Tombstoned:
         classes: names of the classes whose rows are gone.
         rows: ids of rows that are gone; of packs, of the documents.
         key: keeps who reads the digest from finding the rows by trying ids out; 32 bytes, or none.
+        named: the digest itself, in hex as ASCII, as somebody says it who has the key; for who hasn't.
 
     Raises:
         DataError: the source has no such class.
@@ -39,6 +40,7 @@ class Tombstoned:
     classes: Collection[str] = ()
     rows: Collection[int] = ()
     key: bytes = field(default=b"", repr=False)
+    named: bytes = b""  # no text: texts are what a run is made of
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or (unknown := sorted(set(self.classes) - set(self.source.class_names))):
@@ -80,6 +82,8 @@ class Tombstoned:
     @property
     def digest(self) -> str:
         """Hex digest of the source's own, and of what is gone."""
+        if self.named:
+            return self.named.decode()
         told = f"{self.source.digest}\0{sorted(self.classes)}\0{sorted(self.rows)}"
         if self.key:
             return hmac.digest(self.key, b"cosmati tombstones\0" + told.encode(), "sha256").hex()

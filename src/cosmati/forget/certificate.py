@@ -25,11 +25,13 @@ from cosmati.forget.derived import DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
 from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, Option, own_regions
+from cosmati.forget.shredding import KEPT, SALTED, SHREDDED, WORDS, Shredded
 from cosmati.forget.succession import CERTIFICATES, append_certified
 from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.query import VerifiedLedger, direct_write_exclusions
 from cosmati.ledger.reader import Scan
+from cosmati.ledger.roots import signed_certificates
 from cosmati.records.ledger import AmendEntry, CheckpointEntry
 from cosmati.storage.atomic import replace_files
 
@@ -38,7 +40,7 @@ _STRENGTHS = {"drop": (EXACT,), "replay": (EXACT, FROM_ENTRY_0), "ablate": (STRE
 
 
 def certify(
-    run: PastRun, out: Path, plan: DeletionPlan, option: Option, derived: tuple[Derived, ...]
+    run: PastRun, out: Path, plan: DeletionPlan, option: Option, derived: tuple[Derived, ...], keys: Shredded
 ) -> tuple[Path, dict[str, Any]]:
     """Write a certificate of what was done, with notices, and have the ledger sign its digest.
 
@@ -48,13 +50,14 @@ def certify(
         plan: of the deletion.
         option: how it was done.
         derived: what was made of the run, as it is now.
+        keys: what became of the rows' keys.
 
     Returns:
         The file, and what it says.
     """
-    told = _certificate(run, PastRun(out), plan, option, derived)
+    told = _certificate(run, PastRun(out), plan, option, derived, keys)
     data = rfc8785.dumps(told)
-    number = 1 + len(signed_digests(PastRun(out).ledger))
+    number = 1 + len(signed_certificates(PastRun(out).ledger))
     name = f"{CERTIFICATES}/{number:04d}"
     files = {f"{name}.json": data}
     files |= {f"{name}-notices/{one}": text.encode() for one, text in notices(told).items()}
@@ -66,12 +69,12 @@ def certify(
 
 
 def _certificate(
-    run: PastRun, after: PastRun, plan: DeletionPlan, option: Option, derived: tuple[Derived, ...]
+    run: PastRun, after: PastRun, plan: DeletionPlan, option: Option, derived: tuple[Derived, ...], keys: Shredded
 ) -> dict[str, Any]:
     end = _last_checkpoint(after.ledger)
-    previous = signed_digests(after.ledger)
+    previous = signed_certificates(after.ledger)
     holds = [f"hold {one.number} was released: {one.released}" for one in all_holds(run.folder) if one.released]
-    told = {
+    told: dict[str, Any] = {
         "kind": KIND,
         "version": VERSION,
         "run": plan.run,
@@ -89,18 +92,20 @@ def _certificate(
         },
         "regions": [list(pair) for pair in own_regions(run, plan.classes)] if option.method == "drop" else [],
         "derived": [asdict(one) for one in derived],
-        "not_covered": list(plan.not_covered),
-        "notes": [*option.notes, *holds],
+        "row_keys": keys.status,
+        "not_covered": [*plan.not_covered, *keys.not_covered],
+        "notes": [*option.notes, *holds, *([WORDS] if keys.status == SHREDDED else [])],
         "previous": previous[-1] if previous else "",
     }
     if option.is_approximate:
+        del told["row_keys"]  # The run that has the content goes on, and its rows can be asked for.
         told["not_covered"] = [
             *plan.not_covered,
             f"{ablated_weights(after.folder).name}: the weights before the repair",
         ]
         return told | told_of_ablation(run, after.folder)
     if option.method == "replay" and (reason := after.broken("replayable")):
-        told["notes"] = [*option.notes, f"not bit for bit what another machine would give: {reason}", *holds]
+        told["notes"] = [f"not bit for bit what another machine would give: {reason}", *told["notes"]]
     forgotten, begun = _forgotten(after.ledger, plan.digest)
     begins = {"step": option.from_step, "first_contact": plan.first_contact, "entry": begun}
     return told | {"from": forgotten["succeeds"], "replayed_from": begins}
@@ -147,12 +152,6 @@ def _last_checkpoint(ledger: VerifiedLedger) -> CheckpointEntry:
     if not found:
         raise ForgetError("The run wrote no checkpoint, so there are no weights to certify. Let it end first.")
     return found[-1]
-
-
-def signed_digests(ledger: VerifiedLedger) -> list[str]:
-    """Return the digests of the certificates that a ledger has signed, in order."""
-    told = [t.details.get(CERTIFICATE) for t in ledger.tables if any(c[0] == CERTIFICATE for c in t.changes)]
-    return [str(one["digest"]) for one in told if isinstance(one, dict)]
 
 
 def read_certificate(path: Path) -> tuple[dict[str, Any], str]:
@@ -224,6 +223,8 @@ def verify_certificate(
         "that the rows of the request are those that somebody meant: ids are keyed, and the operator has the key",
         "what was made of the run, and where it is: the operator's own list",
     ]
+    if told.get("row_keys") == SHREDDED:
+        not_checked.append("that the row keys were shredded, and that no copy of them is left")
     if told["method"] == "replay":
         not_checked.append("that the steps were trained as the ledger says: replay them, which needs the data")
     if told["method"] == "ablate":
@@ -243,6 +244,8 @@ def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, ent
         raise RefutedError(f"The certificate calls what {method} gives {told['strength']!r:.60}, and it's less.")
     if told["evidence"] != LEVEL_0:
         raise RefutedError(f"No certificate shows {told['evidence']!r:.100} by itself: it shows less.")
+    if told.get("row_keys", SALTED) not in (KEPT, SHREDDED, SALTED):
+        raise RefutedError(f"The certificate says of row keys {told['row_keys']!r:.60}, which isn't known.")
     names = ("to",) if method == "ablate" else ("from", "to")
     heads = [TreeHead(told[n]["tree_size"], bytes.fromhex(told[n]["root"])) for n in names]
     sizes = [one.size for one in heads]

@@ -86,6 +86,25 @@ def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int], classes:
     return Contact(first, frozenset(met), len(seen))
 
 
+def rows_of_classes(run: PastRun, trainer: Lifecycle, classes: Collection[str]) -> frozenset[int]:
+    """Read a run's rows again, and return the ids of all that are of some classes; of packs, of their documents.
+
+    Args:
+        run: of which it's asked.
+        trainer: made as the run's own was, over a `Source`.
+        classes: names of the data's.
+    """
+    data, found = trainer.prepared.given.data, set[int]()
+    assert trainer.feed is not None, "a run that was replayed is read by position"
+    assert isinstance(data, Source)
+    own = torch.tensor([index for index, name in enumerate(data.class_names) if name in classes], dtype=torch.int64)
+    for step in range(run.num_steps):
+        for batch in trainer.feed.again(step):
+            ids, class_ids = ids_of(batch)
+            found |= set(ids[torch.isin(class_ids, own)].unique().tolist())
+    return frozenset(found - {TOMBSTONE})
+
+
 def ids_of(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the ids and classes of a microbatch's rows, or of its packs' tokens."""
     lineage = batch.lineage

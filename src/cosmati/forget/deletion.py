@@ -18,7 +18,7 @@ from typing import Any
 from cosmati.errors import CosmatiError, ForgetError, RunError
 from cosmati.export.publishing import Say
 from cosmati.forget.asked import ToForget
-from cosmati.forget.certificate import certify, pending, read_certificate, signed_digests
+from cosmati.forget.certificate import certify, pending, read_certificate
 from cosmati.forget.derived import DELETED, Derived, derived_of
 from cosmati.forget.drop import drop
 from cosmati.forget.holds import all_holds, holds_in_force
@@ -27,7 +27,9 @@ from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.repaired_run import repair, single_classes
 from cosmati.forget.replay import Make, replay
 from cosmati.forget.request import Request
+from cosmati.forget.shredding import SALTED, kept_keys, shred
 from cosmati.forget.succession import CERTIFICATES, REQUEST
+from cosmati.ledger.roots import signed_certificates
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import sync
 from cosmati.train.ranks import Ranks
@@ -169,10 +171,7 @@ def carry_out(
     """
     if begun.option.is_approximate and delete_superseded:
         raise ForgetError("An ablation supersedes nothing: what it leaves may have the content. Delete after a replay.")
-    for hold in holds_in_force(out):
-        if hold.number > begun.last_hold and hold.may_mean(asked):
-            msg = f"Legal hold {hold.number} of {out} may be on it, because {hold.because}. Release it first."
-            raise ForgetError(msg)
+    _refuse_held(out, asked, begun)
     outcome = _succeed(run, asked, begun, make, out, say)
     if outcome not in ("completed", "exhausted") or Ranks().rank:
         return Deletion(out, outcome)
@@ -180,21 +179,44 @@ def carry_out(
     if found is None:
         say("Certifying")
         derived = () if begun.plan.first_contact is None else derived_of(run, begun.plan.first_contact)
-        found = certify(run, out, begun.plan, begun.option, derived)
+        found = certify(run, out, begun.plan, begun.option, derived, kept_keys(out))
+    return Deletion(out, outcome, *(_erase(run, asked, begun, make, out, found, say) if delete_superseded else found))
+
+
+def _refuse_held(out: Path, asked: ToForget, begun: Begun) -> None:
+    for hold in holds_in_force(out):
+        if hold.number > begun.last_hold and hold.may_mean(asked):
+            msg = f"Legal hold {hold.number} of {out} may be on it, because {hold.because}. Release it first."
+            raise ForgetError(msg)
+
+
+def _erase(
+    run: PastRun,
+    asked: ToForget,
+    begun: Begun,
+    make: Make | None,
+    out: Path,
+    found: tuple[Path, dict[str, Any]],
+    say: Say,
+) -> tuple[Path, dict[str, Any]]:
+    """Delete checkpoints that learnt the content, shred the keys of its rows, and certify that, once."""
+    _refuse_held(out, asked, begun)  # One may have been put on it while the steps were taken.
     left = pending(found[1])
-    if delete_superseded and left:
-        for one in left:
-            say(f"Deleting {one.path} of {run.folder}")
-            erase(run.folder / one.path)
-        listed = [Derived(**one) for one in found[1]["derived"]]
-        derived = tuple(replace(one, status=DELETED) if one in left else one for one in listed)
-        found = certify(run, out, begun.plan, begun.option, derived)
-    return Deletion(out, outcome, *found)
+    for one in left:
+        say(f"Deleting {one.path} of {run.folder}")
+        erase(run.folder / one.path)
+    listed = [Derived(**one) for one in found[1]["derived"]]
+    derived = tuple(replace(one, status=DELETED) if one in left else one for one in listed)
+    shredded = shred(run, asked, begun.names, make, out, (read_certificate(found[0])[1], int(found[0].stem)))
+    if not left and shredded.status == found[1].get("row_keys", SALTED):
+        return found
+    say(f"Row keys: {shredded.status}")
+    return certify(run, out, begun.plan, begun.option, derived, shredded)
 
 
 def _succeed(run: PastRun, asked: ToForget, begun: Begun, make: Make | None, out: Path, say: Say) -> str:
     gone = run.gone.and_also(begun.names, asked.rows)
-    told, kept = begun.told, begun.to_mapping()
+    told, kept = begun.told, {**begun.to_mapping(), "run": str(run.folder.resolve())}
     if begun.option.method == "drop":
         if Ranks().rank == 0:
             say(f"Dropping what is {', '.join(begun.names)}'s own")
@@ -223,14 +245,14 @@ def _outcome(out: Path) -> str:
 
 def last_certificate(out: Path, asked: str) -> tuple[Path, dict[str, Any]] | None:
     """Return the last certificate of a deletion that the ledger has signed; None where there's none yet."""
-    number = len(signed_digests(PastRun(out).ledger))
+    number = len(signed_certificates(PastRun(out).ledger))
     while number:
         path = out / CERTIFICATES / f"{number:04d}.json"
         try:
             told, digest = read_certificate(path)
         except CosmatiError as error:
             raise ForgetError(f"The ledger has signed {path.name}, and it isn't whole: {error}") from error
-        if told["asked"]["digest"] == asked and digest in signed_digests(PastRun(out).ledger):
+        if told["asked"]["digest"] == asked and digest in signed_certificates(PastRun(out).ledger):
             return path, told
         number -= 1
     return None

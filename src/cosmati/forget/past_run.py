@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from cosmati.errors import CheckpointError, ForgetError, RunError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.roots import FORGOTTEN
+from cosmati.ledger.roots import CERTIFICATE, FORGOTTEN
+from cosmati.ledger.row_blinds import Substituted
 from cosmati.ledger.tables import Tables, in_force
 from cosmati.records.joint_classes import joint_name
 from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
@@ -30,8 +31,6 @@ __all__ = ["CERTIFICATE", "FORGOTTEN", "Gone", "PastRun", "Start"]
 
 _VOUCHED = {"provenance", "policy_provenance"}
 """Who vouches, and when they were asked: rows are those that they were, save rejected ones."""
-CERTIFICATE = "certificate"
-"""Name of what an amendment's details say of a deletion, beside `FORGOTTEN`, which is what was substituted."""
 _FREE = ("cadence.", "parent.", "microbatches")
 """Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder."""
 _GONE = "forgotten.json"
@@ -82,6 +81,25 @@ class Gone:
         # A taxonomy has classes of which the data have no row, and joint ones in another order.
         own = [name for name in source.class_names if joint_name([name]) in self.classes]
         return Tombstoned(source, own, self.rows, key)
+
+    @classmethod
+    def told(cls, substituted: Mapping[str, Substituted], asked: str, source: object) -> Source:
+        """Return a recipe's source without what a file of blinds says was forgotten, by a request's digest.
+
+        That the file says it truly is shown by the steps, whose digests are others over other rows.
+
+        Raises:
+            ForgetError: the file says nothing of the request, or it isn't a source.
+        """
+        one = substituted.get(asked)
+        if one is None:
+            msg = (
+                f"The file of blinds doesn't say what the request {asked[:16]} had forgotten. Ask the operator for one "
+                "of these steps."
+            )
+            raise ForgetError(msg)
+        without = cls(frozenset(one.classes), one.rows).of(source, b"")
+        return replace(without, named=one.data.encode()) if isinstance(without, Tombstoned) else without
 
     def keep(self, folder: Path, asked: str, before: Path) -> None:
         """Write them into a run's private folder, which the run has to have again to go on.

@@ -21,6 +21,7 @@ from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, Gone, PastRun, Start
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import read_verifier_key
+from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.ledger.sealing import KEY_FILE
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.attempts import read_lines
@@ -33,7 +34,7 @@ from cosmati.train.run.folder import SUCCEEDED
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
 CERTIFICATES = "certificates"
-OF_ROWS = ("rows.salt", KEY_FILE, HOLDS)
+OF_ROWS = (SALT_FILE, KEY_FILE, HOLDS)
 """Private files that go with the rows, whichever log tells of them."""
 
 
@@ -53,7 +54,7 @@ class Succession:
         if out.exists():
             raise ForgetError(f"{out} is there already, and a deletion takes nobody's place. Give another --out.")
         self.run, self._out = run, out
-        self.folder = draft_folder(run, out, ("operator.key", *OF_ROWS))
+        self.folder = draft_folder(run, out, ("operator.key", KEYS_FILE, *OF_ROWS))
         shutil.copytree(run.folder / "ledger", self.folder / "ledger")
         if (run.folder / CERTIFICATES).exists():
             shutil.copytree(run.folder / CERTIFICATES, self.folder / CERTIFICATES)

@@ -10,7 +10,7 @@ from cosmati.ledger.details import decode_details, encode_details
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.sealing import SEALED, ColumnKeys, SealedClasses, boxes_of, divided, merged
 from cosmati.ledger.tables import Tables
-from cosmati.records.ledger import MicrobatchCell, StepEntry
+from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell, StepEntry
 
 _MEASURED = (
     "step",
@@ -39,6 +39,9 @@ _BY_REGION = frozenset(
 
 _OF_THE_CLOCK = ("when",)
 """Details that no replay can give again."""
+
+UNKNOWN_ROWS = bytes(DIGEST_SIZE)
+"""In place of a row commitment that nobody can make here: it's compared with nothing."""
 
 _ABSENT = object()
 
@@ -71,7 +74,6 @@ def compare_step(
     made: StepEntry,
     details: Mapping[str, Any],
     *,
-    rows: bool,
     origin: str = "",
     keys: ColumnKeys | None = None,
 ) -> tuple[list[LedgerDifference], set[str]]:
@@ -81,9 +83,8 @@ def compare_step(
         item: of the ledger.
         logged: its entry.
         tables: in force for it; those of the replay say the same.
-        made: what the replay would have written.
+        made: what the replay would have written; a row commitment may be `UNKNOWN_ROWS`.
         details: likewise.
-        rows: compare row commitments; without the salt nobody can.
         origin: name of the log.
         keys: of columns that are sealed; what they don't open isn't compared.
     """
@@ -102,7 +103,7 @@ def compare_step(
     if len(logged.microbatches) != len(made.microbatches):
         found.append(("number of cells", len(logged.microbatches), len(made.microbatches)))
     for name, one, other in zip(names, logged.microbatches, made.microbatches, strict=False):
-        found += [(f"{field}, {name}", a, b) for field, a, b in _unlike_cells(one, other, tables, rows=rows)]
+        found += [(f"{field}, {name}", a, b) for field, a, b in _unlike_cells(one, other, tables)]
     if encode_details(told) != (line := encode_details(details)):
         now = decode_details(line)
         compared = [name for name in {**told, **now} if name in _MEASURED or (name in told and name in now)]
@@ -157,9 +158,7 @@ def compare_tables(
             yield LedgerDifference(step, f"table {what}", was, is_now)
 
 
-def _unlike_cells(
-    one: MicrobatchCell, other: MicrobatchCell, tables: Tables, *, rows: bool
-) -> Iterator[tuple[str, object, object]]:
+def _unlike_cells(one: MicrobatchCell, other: MicrobatchCell, tables: Tables) -> Iterator[tuple[str, object, object]]:
     listed: Mapping[str, Sequence[Any]] = {
         "class_id": tables.classes,
         "band": tables.bands,
@@ -167,7 +166,7 @@ def _unlike_cells(
     }
     for field in fields(one):
         was, now = getattr(one, field.name), getattr(other, field.name)
-        if was == now or (field.name == "row_commitment" and not rows):
+        if was == now or (field.name == "row_commitment" and now == UNKNOWN_ROWS):
             continue
         if field.name == "route_id":
             yield from _unlike_routes(_at(tables.routes, was), _at(tables.routes, now), tables.regions)

@@ -15,6 +15,9 @@ KIND, VERSION = "cosmati replay", 1
 LEVEL_REPLAYED = "L0: replayed; the ledger's head wasn't witnessed before, so its operator may have chosen it"
 LEVEL_2 = "L2: steps chosen after the ledger's head was witnessed were replayed"
 LEVEL_3 = "L3: the whole run was replayed"
+BUT_ROWS = "equal, rows not compared"
+BUT_FORGOTTEN = "equal, forgotten rows not compared"
+"""Outcomes of segments of which not all row commitments were compared: here, or by anybody."""
 NO_LEVEL = "none: not every digest was compared and equal"
 
 

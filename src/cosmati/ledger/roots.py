@@ -11,6 +11,8 @@ from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, Resume
 
 FORGOTTEN = "forgotten"
 """Name of what an amendment's details say of a deletion."""
+CERTIFICATE = "certificate"
+"""Name of what they say of its certificate, beside `FORGOTTEN`, which is what was substituted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,9 @@ def drops(tables: Tables) -> bool:
     told = tables.details.get(FORGOTTEN)
     is_new = any(name == FORGOTTEN for name, *_ in tables.changes)
     return is_new and isinstance(told, Mapping) and told.get("method") == "drop"
+
+
+def signed_certificates(ledger: VerifiedLedger) -> list[str]:
+    """Return the digests of the certificates of deletions that a ledger has signed, in order."""
+    told = [t.details.get(CERTIFICATE) for t in ledger.tables if any(c[0] == CERTIFICATE for c in t.changes)]
+    return [str(one.get("digest")) for one in told if isinstance(one, dict)]

@@ -1,10 +1,10 @@
 """Commitments to the rows of a microbatch: which they were and what was in them, each to be opened by itself.
 
 A row's leaf is SHA-256(0x00 || has_content || blind || ids || content): `has_content` is a byte, 0 or 1; `blind` 32
-bytes that only the operator can derive; `ids` the row's id, or those of the rows it was mixed from (int64,
-little-endian); `content` the digest of its content where the source knows one. A microbatch's commitment is SHA-256
-over its leaves in order. Who is shown a row's blind, ids and content, and the other rows' leaves, sees that it took
-part, and learns nothing of the others.
+bytes that only the operator can derive (`row_secrets`); `ids` the row's id, or those of the rows it was mixed from
+(int64, little-endian); `content` the digest of its content where the source knows one. A microbatch's commitment is
+SHA-256 over its leaves in order. Who is shown a row's blind, ids and content, and the other rows' leaves, sees that it
+took part, and learns nothing of the others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-ROWS_VERSION = 2
-"""Of the leaves' form. 1 derived each blind by an HMAC of its own: 2.9 us a row, where this one takes 0.6."""
+ROWS_VERSION = 3
+"""Of the blinds: each from its rows' own keys (`row_secrets`), so that a row can be forgotten.
 
+2 derives all from one salt, and 1 did so by an HMAC for each; a run goes on with the version with which it was begun.
+"""
+
+SALTED_VERSION = 2
 BLIND_BYTES = 32
 
 
 def derive_blinds(salt: bytes, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
-    """Derive the blinds of a microbatch's rows: keyed BLAKE3 over the position, as long as it takes.
+    """Derive the blinds of a microbatch's rows, of version 2: keyed BLAKE3 over the position, as long as it takes.
 
     Args:
         salt: the run's own, 32 bytes.

@@ -60,8 +60,7 @@ Details of a step (a microbatch whose norm is off its cadence is absent from "gr
      "gradient_norm": {"<microbatch index>": [norm per region; null where the gradient is absent], ...},
      "update_norm": [norm per region; null where absent] | null,
      "loss": float | null,
-     "direction": {...}, "entropy": {...}, "update_direction": [...], "region_digests": {...},   on their cadences:
-                                                                                `cosmati.ledger.learning` has them
+     "direction": {...}, "entropy": {...}, "update_direction": [...], "region_digests": {...},   see `ledger.learning`
      "sub_steps": [{"regions": [index, ...], "weights": [weight per microbatch]}, ...],
      "kept_rows": {"<microbatch index>": [slot, ...], ...}, ...}
 
@@ -74,8 +73,7 @@ whose tokens were left out has none of these. The details of such a step have::
      "packed_gradient_norm": {"<microbatch index>": [norm per region], ...}, ...}
 
 and "gradient_norm", "direction", "entropy" and the weights of "sub_steps" are by cell. What was measured of a
-microbatch of several classes is of none of them, so it isn't there, and is in "packed_gradient_norm",
-"packed_direction" and "packed_entropy". "kept_rows" stays by microbatch.
+microbatch of several classes is of none of them, and has "packed_" before its name. "kept_rows" stays by microbatch.
 
 "sub_steps" says which regions had a parameter that learnt in each sub-step (the others were frozen), and what each
 microbatch weighed in it. It is absent where there was one, in which all learnt by the cells' weights.
@@ -84,8 +82,7 @@ Details of an evaluation::
 
     {"step": int, "metrics": {name: float | null, ...}, "weights": "trained" | "averaged"}
 
-Where witnesses are asked to cosign the ledger's checkpoints, entry 0 (and each amendment) has, and commits to as
-`witnessing`::
+Where witnesses cosign the ledger's checkpoints, entry 0 (and each amendment) has, and commits to as `witnessing`::
 
     {"witnessing": {"profile": "self" | "attested", "witnesses": [verifier key, ...], "quorum": int}, ...}
 

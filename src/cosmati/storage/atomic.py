@@ -35,10 +35,10 @@ def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
         sync(one)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes, mode: int = 0o644) -> None:
     draft = draft_of(path)
     try:
-        _create(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), data)
+        _create(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), data)
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -50,6 +50,12 @@ def publish(draft: Path, path: Path) -> None:
     """Give a finished file or folder its name, durably. What is below a folder is yours to sync."""
     sync(draft)
     draft.replace(path)
+    sync(path.parent)
+
+
+def replace_secret(path: Path, data: bytes) -> None:
+    """Put a whole file in place that only its owner may read; after an error the one before stands, and no draft."""
+    _replace(path, data, 0o600)
     sync(path.parent)
 
 

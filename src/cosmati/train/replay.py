@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.difference import LedgerDifference
-from cosmati.ledger.row_blinds import RowBlinds
+from cosmati.ledger.replay_result import BUT_FORGOTTEN, BUT_ROWS
+from cosmati.ledger.row_secrets import RowSecrets
 from cosmati.ledger.standing import RecipeSpan, StandingSteps
 from cosmati.train.observers.replayed import LedgerComparison, ReplayTold
 from cosmati.train.replay_span import MakeTrainer, ReplayRequest, SpanAgain, furnish
@@ -48,6 +49,8 @@ class ReplayFound:
         differences: the first ones, in words.
         num_differences: all of them.
         without_rows: steps taken whose row commitments weren't compared: it takes blinds.
+        forgotten: steps taken of which some row commitments can be compared by nobody, since rows were forgotten, with
+            the numbers of the certificates by which they may have been.
         skipped: names of details in the ledger that this release can't compare.
         doubts: why a difference says nothing: other surroundings, or a run that isn't promised to be replayable.
         is_interrupted: it was stopped before its end.
@@ -61,23 +64,34 @@ class ReplayFound:
     differences: tuple[LedgerDifference, ...]
     num_differences: int
     without_rows: frozenset[int]
+    forgotten: Mapping[int, tuple[int, ...]]
     skipped: tuple[str, ...]
     doubts: tuple[str, ...]
     is_interrupted: bool
 
     @property
     def compares_rows(self) -> bool:
-        """Whether the row commitments of the segment were compared."""
+        """Whether the row commitments of the segment were compared, all that anybody can compare."""
         return not any(step in self.without_rows for step in self.segment)
 
     @property
+    def forgotten_by(self) -> tuple[int, ...]:
+        """Numbers of the certificates by which rows of the segment may have been forgotten."""
+        return tuple(sorted({n for step, numbers in self.forgotten.items() if step in self.segment for n in numbers}))
+
+    @property
     def outcome(self) -> str:
-        """`equal`, `equal, rows not compared`, `different`, `not comparable` or `interrupted`."""
+        """One of `equal`, `different`, `not comparable`, `interrupted`; or equal, but for rows.
+
+        These are `equal, rows not compared`, and `equal, forgotten rows not compared` where nobody can compare more.
+        """
         if self.num_differences:
             return "not comparable" if self.doubts else "different"
         if self.is_interrupted:
             return "interrupted"
-        return "equal" if self.compares_rows else "equal, rows not compared"
+        if not self.compares_rows:
+            return BUT_ROWS
+        return BUT_FORGOTTEN if self.forgotten_by else "equal"
 
 
 def replay(
@@ -87,7 +101,7 @@ def replay(
     *,
     ledger: Path,
     start: From | None = None,
-    blinds: RowBlinds | None = None,
+    blinds: RowSecrets | None = None,
     keep_going: bool = False,
     anyway: bool = False,
     told: ReplayTold | None = None,
@@ -100,7 +114,7 @@ def replay(
         make: makes the trainer, as the run's own was made.
         ledger: the ledger's folder; read, and not written.
         start: where to begin (`nearest_checkpoint`); None is at entry 0.
-        blinds: of the rows (`blinds_of_salt`, `read_blinds`); without them row commitments aren't compared.
+        blinds: of the rows (`secrets_of_run`, `read_blinds`); without them row commitments aren't compared.
         keep_going: compare all steps, and don't stop at the first that differs.
         anyway: replay where a difference would say nothing: in other surroundings, or a run that isn't `replayable`.
         told: is called with each step and how it differs.
@@ -137,6 +151,7 @@ def replay(
         differences=tuple(comparison.differences),
         num_differences=comparison.num_differences,
         without_rows=frozenset(comparison.without_rows),
+        forgotten=dict(comparison.forgotten),
         skipped=tuple(sorted({*comparison.skipped, *run.dropped})),
         doubts=tuple(dict.fromkeys(doubts)),
         is_interrupted=is_interrupted,
@@ -149,7 +164,7 @@ def replay_segments(
     make: MakeTrainer,
     *,
     ledger: Path,
-    blinds: RowBlinds | None = None,
+    blinds: RowSecrets | None = None,
     anyway: bool = False,
     told: ReplayTold | None = None,
 ) -> list[ReplayFound]:

@@ -99,7 +99,7 @@ class SpanAgain:
         if self._trainer.policy_watch is not None:
             self._trainer.policy_watch.recorded = _policy_changes(span)
         comparison.save, comparison.unexplained = self._trainer.save, self._unexplained
-        comparison.forgotten = span.forgotten
+        comparison.request = span.forgotten
         self._tables = run.ledger.tables
         self._compare_recipe()
 
@@ -209,6 +209,11 @@ class SpanAgain:
             left = [one for one in left if one != found]
         return left
 
+    def _as_then(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts of a checkpoint without the cadences of which the ledger says nothing: it's of before."""
+        later = {f"cadence.{name}" for name in LEARNING_CADENCES} - {*self._span.recipe}
+        return {**facts, "identity": {name: value for name, value in facts["identity"].items() if name not in later}}
+
 
 def _as_told(identity: Mapping[str, Any], tables: Tables) -> tuple[dict[str, Any], list[Any]]:
     """Return a run's identity and its policy's phases as the ledger tells them of other steps."""
@@ -217,11 +222,6 @@ def _as_told(identity: Mapping[str, Any], tables: Tables) -> tuple[dict[str, Any
     same = {name: value for name, value in identity.items() if told.get(name) == ("" if value is None else str(value))}
     phases = tables.details.get("phases") if tables.policy else []
     return {**told, **same}, list(phases or [])
-
-    def _as_then(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the facts of a checkpoint without the cadences of which the ledger says nothing: it's of before."""
-        later = {f"cadence.{name}" for name in LEARNING_CADENCES} - {*self._span.recipe}
-        return {**facts, "identity": {name: value for name, value in facts["identity"].items() if name not in later}}
 
 
 def furnish(scratch: Path, ledger: Path, run: StandingSteps, checkpoint: Checkpoint | None) -> None:

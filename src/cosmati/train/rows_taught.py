@@ -2,7 +2,7 @@
 
 A ledger holds no rows. Which they were follows from the data and their order, so the run's own trainer is asked for
 each step's rows again; that they are the ones that took part is compared with the ledger's commitments. Who holds the
-run's salt (`private/rows.salt`) can do that, and nobody else.
+run's row keys (`private/rows.keys`, or its salt) can do that, and nobody else; nobody of rows whose keys are gone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.batch import Batch
 from cosmati.core.method import Stage
 from cosmati.data.graded import SourceKind
 from cosmati.data.people import ChosenRows
@@ -24,7 +23,7 @@ from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.row_secrets import RowsAt, RowSecrets, commit, open_secrets
 from cosmati.ledger.step_details import learnt_weights
 from cosmati.ledger.tables import Tables
 from cosmati.records.ledger import MicrobatchCell, StepEntry
@@ -32,6 +31,7 @@ from cosmati.routing.starvation import SaidKind
 from cosmati.train.cutting import piece_of
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.observers.pack_cells import documents_in, present
+from cosmati.train.observers.row_leaves import documents_among, rows_in
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RegionTaught:
         steps: at which they reached it, rising.
         num_rows: how many of them did, of packs documents; a row counts at each visit.
         num_unopened: microbatches among them whose commitment can't be compared with the rows alone, since a method has
-            mixed them or cut them up. They're counted as if all of their rows took part.
+            mixed them or cut them up, or rows were forgotten. They're counted as if all of their rows took part.
     """
 
     region: str
@@ -61,19 +61,19 @@ def regions_taught_by(trainer: Lifecycle, chosen: ChosenRows, *, vkey: str | Non
         vkey: the operator's verifier key from a source that you trust.
 
     Raises:
-        LedgerError: the run has no ledger or salt, its data have no order that can be asked again, or their rows aren't
-            those that the ledger commits to.
+        LedgerError: the run has no ledger or row keys, its data have no order that can be asked again, or their rows
+            aren't those that the ledger commits to.
         TamperError: the ledger doesn't verify.
     """
     folder = trainer.assembly.config.run_folder
     if folder is None or not (folder / "ledger").is_dir() or not (folder / "private" / "rows.salt").is_file():
         msg = (
-            "Which rows taught what is asked of a run's ledger and its private/rows.salt, which only the operator has; "
-            f"and {folder} doesn't have both. Give the run's own run_folder."
+            "Which rows taught what is asked of a run's ledger and of its private/rows.keys and rows.salt, which only "
+            f"the operator has; and {folder} doesn't have both. Give the run's own run_folder."
         )
         raise LedgerError(msg)
     ledger = VerifiedLedger(folder / "ledger", vkey)
-    again = _Again(trainer, (folder / "private" / "rows.salt").read_bytes(), chosen)
+    again = _Again(trainer, open_secrets(folder / "private", ledger.key.name), chosen)
     steps, rows, unopened = defaultdict[str, list[int]](list), Counter[str](), Counter[str]()
     for item, entry, tables in ledger.steps():
         if item.index not in ledger.standing:
@@ -94,13 +94,13 @@ def regions_taught_by(trainer: Lifecycle, chosen: ChosenRows, *, vkey: str | Non
 class _Again:
     """The rows of a run's steps, once more."""
 
-    def __init__(self, trainer: Lifecycle, salt: bytes, chosen: ChosenRows) -> None:
+    def __init__(self, trainer: Lifecycle, secrets: RowSecrets, chosen: ChosenRows) -> None:
         plan, policy = trainer.assembly.plan, trainer.assembly.policy
         self._classes = [] if policy is None else [policy.classes[own] for own in trainer.prepared.class_map]
         said = getattr(trainer.prepared.given.data, "row_kinds", ())
         self._kinds: Sequence[SaidKind] = said or (SourceKind(),) * len(self._classes)
         self._feed, self._num_microbatches = trainer.feed, trainer.assembly.num_microbatches
-        self._salt, self._rows = salt, chosen.row_ids
+        self._secrets, self._rows = secrets, chosen.row_ids
         self._documents = {(pack, row) for pack, row in chosen.documents.tolist()}
         # What they make of rows isn't known without the model, or their own code.
         self._changes_rows = any(
@@ -126,12 +126,19 @@ class _Again:
             if slots is not None:
                 batch = batch.select(torch.tensor(slots))
             is_pack = owners is not None and batch.lineage.token_class_ids is not None
-            took_part = self._of_cell(batch, self._ids_of(cell, item, tables)) if is_pack else _of_rows(batch)
-            is_opened = took_part.commitment(self._salt, entry.step, m) == cell.row_commitment
-            if not is_opened and not self._changes_rows and not (slots is not None and has_gaps):
+            name = tables.class_of(cell, item)
+            took_part = (
+                self._of_cell(batch, self._ids_of(cell, item, tables), entry.step, m, name)
+                if is_pack
+                else rows_in(batch, entry.step, m, name)
+            )
+            blinds = self._secrets.blinds(took_part) or []
+            is_opened = commit(took_part, blinds) == cell.row_commitment
+            is_told = not self._changes_rows and not (slots is not None and has_gaps) and None not in blinds
+            if is_told and not is_opened:
                 msg = (
                     f"The rows of microbatch {m} of step {entry.step} aren't those that the ledger commits to: other "
-                    "data, another order, or another salt. Make the trainer as the run's own was, with its own data."
+                    "data, another order, or other row keys. Make the trainer as the run's own was, with its own data."
                 )
                 raise LedgerError(msg)
             yield number, self._num_chosen(batch, took_part, is_pack), is_opened
@@ -164,34 +171,13 @@ class _Again:
         ]
 
     @staticmethod
-    def _of_cell(batch: Batch, class_ids: Sequence[int]) -> _TookPart:
+    def _of_cell(batch: Batch, class_ids: Sequence[int], step: int, m: int, name: str) -> RowsAt:
         ids, classes = documents_in(batch)
-        return _TookPart(ids, np.isin(classes, class_ids) & present(batch, ids))
+        return documents_among(ids, np.isin(classes, class_ids) & present(batch, ids), step, m, name)
 
-    def _num_chosen(self, batch: Batch, took_part: _TookPart, is_pack: bool) -> int:
+    def _num_chosen(self, batch: Batch, took_part: RowsAt, is_pack: bool) -> int:
         """Count whole rows, and documents of packs, that were chosen."""
-        pairs = took_part.ids[took_part.mask] if is_pack else documents_in(batch)[0]
+        pairs = took_part.ids if is_pack else documents_in(batch)[0]
         num_documents = sum((pack, row) in self._documents for pack, row in pairs.tolist())
-        own = np.isin(took_part.ids[took_part.mask][:, 0], self._rows)
+        own = np.isin(took_part.ids[:, 0], self._rows)
         return num_documents + (0 if is_pack else int(own.sum()))
-
-
-@dataclass(frozen=True)
-class _TookPart:
-    """Leaves of a microbatch: ids [leaves, 1 or 2], and which of them a cell speaks of."""
-
-    ids: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    contents: NDArray[np.uint8] | None = None
-
-    def commitment(self, salt: bytes, step: int, m: int) -> bytes:
-        blinds = derive_blinds(salt, step, m, len(self.ids))
-        contents = None if self.contents is None else self.contents[self.mask]
-        return commit_rows(hash_rows(blinds[self.mask], self.ids[self.mask], contents))
-
-
-def _of_rows(batch: Batch) -> _TookPart:
-    lineage = batch.lineage
-    ids = lineage.row_ids.numpy() if lineage.parents is None else lineage.parents.numpy()
-    ids = ids.reshape(len(ids), -1)
-    return _TookPart(ids, ids[:, 0] != TOMBSTONE, None if lineage.digests is None else lineage.digests.numpy())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import blake3
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +24,7 @@ from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.rows_taught import regions_taught_by
 from cosmati.train.step_rows import split_batch
 from tests.ledger.plain_answers import check_answers
+from tests.ledger.row_oracle import Rows
 from tests.train.mixed.world import (
     CLASS_OF,
     CLASSES,
@@ -163,20 +161,10 @@ def test_methods_mix_rows_of_one_class(whole: tuple[Tensor, list[StepOutcome]]) 
 # ------------------------------------------------------------------------------------------------------------ ledger
 
 
-def commitment(salt: bytes, step: int, microbatch: int, ids: list[int]) -> bytes:
-    """The commitment to rows by its definition."""
-    stream = blake3.blake3(f"cosmati rows {step}/{microbatch}".encode(), key=salt)
-    hashes = [
-        hashlib.sha256(bytes([0, 0]) + stream.digest(length=32, seek=32 * slot) + struct.pack("<q", row)).digest()
-        for slot, row in enumerate(ids)
-    ]
-    return hashlib.sha256(b"".join(hashes)).digest()
-
-
 def test_each_cell_is_a_count_over_the_rows_of_a_class(tmp_path: Path) -> None:
     batches = [chosen(range(STEP * i, STEP * i + STEP)) for i in range(6)]
     fitted(batches, folder=tmp_path / "run", budget="6ba")
-    salt = (tmp_path / "run/private/rows.salt").read_bytes()
+    own = Rows(tmp_path / "run")
     taught: Counter[str] = Counter()
     for _, entry, tables in VerifiedLedger(tmp_path / "run/ledger").steps():
         lineage = batches[entry.step].lineage
@@ -191,7 +179,7 @@ def test_each_cell_is_a_count_over_the_rows_of_a_class(tmp_path: Path) -> None:
                 assert (cell.num_rows, cell.weight) == (0, 0.0)
                 continue
             mine = rows_of[name][len(found[name]) : len(found[name]) + cell.num_rows]
-            assert cell.row_commitment == commitment(salt, entry.step, number, mine)
+            assert cell.row_commitment == own.commitment(name, entry.step, number, enumerate(mine))
             assert cell.weight == cell.num_rows
             found[name] += mine
         assert {name: rows_of[name] for name in ("open", "doubtful")} | {"closed": []} == found

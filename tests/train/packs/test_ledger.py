@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,13 +17,13 @@ from cosmati.data.in_memory import InMemory
 from cosmati.data.packed import PackedSource, pack_tensors
 from cosmati.errors import RefutedError
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusion
-from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import SGD
 from cosmati.train.assembly import SubStep
 from cosmati.train.config import RunConfig
 from cosmati.train.token_routes import TokenRoute
 from cosmati.train.trainer import Trainer
+from tests.ledger.row_oracle import Rows
 from tests.train.packs.samples import (
     CLASSES,
     REGIONS,
@@ -55,7 +55,7 @@ def test_each_cell_is_a_class_of_a_microbatch(tmp_path: Path, weights: Any) -> N
     order = trained(tmp_path / "run", weights)
     ledger = tmp_path / "run" / "ledger"
     assert verify_ledger(ledger).num_steps == STEPS
-    salt = (tmp_path / "run" / "private" / "rows.salt").read_bytes()
+    own_rows = Rows(tmp_path / "run")
     for _, entry, tables in VerifiedLedger(ledger).steps():
         found = {(tables.class_of(c, _), c.num_rows, round(c.weight, 9), c.row_commitment) for c in entry.microbatches}
         expected = set()
@@ -68,16 +68,16 @@ def test_each_cell_is_a_class_of_a_microbatch(tmp_path: Path, weights: Any) -> N
                     is_new = token == 0 or own[token] != own[token - 1]
                     if is_new and one[token] >= 0 and pack >= 0:
                         pairs.append((pack, own[token], one[token]))
-            blinds = derive_blinds(salt, entry.step, index, len(pairs))
             labels = Counter(classes[(batch.target != IGNORED).numpy()].tolist())
             for class_id, name in enumerate(CLASSES):
                 places = [i for i, pair in enumerate(pairs) if pair[2] == class_id]
                 if not places:
                     continue
                 is_in = name in weights
-                ids = np.array([pairs[i][:2] for i in places if is_in], np.int64).reshape(-1, 2)
-                leaves = hash_rows(blinds[places if is_in else []], ids)
-                expected.add((name, len(ids), float(labels[class_id] * is_in), commit_rows(leaves)))
+                told = [(i, *pairs[i][:2]) for i in places if is_in]
+                leaves = [own_rows.leaf(name, entry.step, index, i, [pack, row], owners=[row]) for i, pack, row in told]
+                digest = hashlib.sha256(b"".join(leaves)).digest()
+                expected.add((name, len(leaves), float(labels[class_id] * is_in), digest))
         assert found == expected
 
 

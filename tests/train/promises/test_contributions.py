@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import blake3
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,7 +17,7 @@ from cosmati.core.loss import Classification, Loss, LossFunction
 from cosmati.core.method import Method
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import RefutedError, TamperError
-from cosmati.ledger.query import contributions, direct_write_exclusion, learnt_weights
+from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusion, learnt_weights
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
 from cosmati.methods import SAM, LayerFreezing, SelectiveBackprop
 from cosmati.optim import SGD, Optimizer
@@ -29,6 +26,7 @@ from cosmati.train.assembly import SubStep
 from cosmati.train.config import RunConfig
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.trainer import Trainer
+from tests.ledger.row_oracle import Rows
 from tests.train.promises.swapped import TAXONOMY, Case
 
 CASE = Case(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), ("0.*",), ("2.*",))
@@ -190,9 +188,9 @@ def test_rows_without_any_label_have_taught_nothing(tmp_path: Path) -> None:
 
 
 def test_commitments_to_selected_rows_can_be_opened(tmp_path: Path) -> None:
-    """By the documented form, from the data's order, the salt and the slots; nothing of the library."""
+    """By the documented form, from the data's order, the keys and the slots; nothing of the library."""
     _run(tmp_path, [SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=2)])
-    salt = (tmp_path / "private/rows.salt").read_bytes()
+    own, names = Rows(tmp_path), VerifiedLedger(tmp_path / "ledger").tables[0].classes
     order = _source().order(seed=0, num_microbatches=4, route_pure=True)
     num_opened, num_selected = 0, 0
     for step, (entry, details) in enumerate(_steps(tmp_path)):
@@ -200,13 +198,9 @@ def test_commitments_to_selected_rows_can_be_opened(tmp_path: Path) -> None:
             ids = order.microbatch(step, m).lineage.row_ids.numpy()
             slots = details.get("kept_rows", {}).get(str(m), list(range(len(ids))))
             num_selected += len(slots) < len(ids)
-            stream = blake3.blake3(f"cosmati rows {step}/{m}".encode(), key=salt).digest(length=32 * len(slots))
-            leaves = [
-                hashlib.sha256(b"\0\0" + stream[32 * i : 32 * i + 32] + np.int64(ids[slot]).tobytes()).digest()
-                for i, slot in enumerate(slots)
-            ]
             assert cell.num_rows == len(slots)
-            num_opened += hashlib.sha256(b"".join(leaves)).digest() == cell.row_commitment
+            rows = [(i, int(ids[slot])) for i, slot in enumerate(slots)]
+            num_opened += own.commitment(names[cell.class_id], step, m, rows) == cell.row_commitment
     assert num_opened == 64
     assert num_selected == 32
 

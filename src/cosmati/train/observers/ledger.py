@@ -13,17 +13,16 @@ from functools import partial
 from pathlib import Path
 from time import time
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import read_verifier_key
-from cosmati.ledger.row_blinds import salt_commitment
-from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.row_blinds import secret_commitments
+from cosmati.ledger.row_secrets import RowsAt, RowSecrets, SaltedRows, commit, open_secrets
+from cosmati.ledger.rows import ROWS_VERSION, SALTED_VERSION
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.provenance.kept_vouchers import keep_vouchers
 from cosmati.provenance.voucher import FOLDER
@@ -37,14 +36,15 @@ from cosmati.records.ledger import (
     StepEntry,
     TimeEntry,
 )
-from cosmati.routing.policy import CompiledPolicy
 from cosmati.storage.atomic import replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
+from cosmati.train.observers.entry_facts import kinds_told, vouched_for
 from cosmati.train.observers.ledger_checks import forgotten_in, rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, cell_of, class_columns, packed_cells
-from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
+from cosmati.train.observers.row_leaves import rows_in
+from cosmati.train.observers.rows_salt import keep_secrets, refuse_forgotten, refuse_other_secrets
 from cosmati.train.observers.sealing import StepSealing
 from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details, written_columns
 from cosmati.train.observers.witnessing import AskedWitnesses
@@ -57,7 +57,7 @@ _TIME_SECONDS = 60.0
 
 
 class LedgerObserver(Observer):
-    """Keeps the ledger in `<run>/ledger`, the operator's key and the rows' salt in `<run>/private`.
+    """Keeps the ledger in `<run>/ledger`, the operator's key and the rows' keys in `<run>/private`.
 
     Args:
         run_folder: the run's folder.
@@ -97,6 +97,7 @@ class LedgerObserver(Observer):
         self._is_writer = ranks.rank == 0
         self._attempt, self._gone = 0, dict[str, object]()
         self._sealing = StepSealing()
+        self._secrets: RowSecrets | None = None
 
     def on_open(self, run: WatchedRun) -> None:
         """Keep how the run is stopped."""
@@ -122,7 +123,8 @@ class LedgerObserver(Observer):
             self._note_time(clock.step)
             self._begin_witnessing()
         self._ranks.barrier()
-        self._salt = (self._private / "rows.salt").read_bytes()
+        if not self._is_writer:
+            self._secrets = open_secrets(self._private, self._origin)
 
     def _begin_witnessing(self) -> None:
         if self._witnesses is None:
@@ -140,13 +142,14 @@ class LedgerObserver(Observer):
         self._writer.append(TimeEntry(step, int(self._timed)))
 
     def _open(self) -> LedgerWriter:
-        directory, salt = self._directory, self._private / "rows.salt"
+        directory = self._directory
         self._private.mkdir(mode=0o700, exist_ok=True)
         key = load_or_create_key(self._private / "operator.key", name=self._origin)
         exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
-        keep_salt(salt, may_create=not exists)
+        keep_secrets(self._private, may_create=not exists)
         if (directory / "checkpoint").exists():
-            refuse_another_salt(directory, salt)
+            refuse_other_secrets(directory, self._private)
+        self._secrets = open_secrets(self._private, self._origin)
         if exists:
             return LedgerWriter.open(directory, key=key)
         return LedgerWriter.create(directory, origin=self._origin, key=key)
@@ -225,12 +228,12 @@ class LedgerObserver(Observer):
             ]
             if policy
             else [],
-            **(_kinds(policy) if policy and len(policy.kinds) > 1 else {}),
+            **(kinds_told(policy) if policy and len(policy.kinds) > 1 else {}),
             **self._sealing.table,
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
-            "rows_version": ROWS_VERSION,
+            "rows_version": SALTED_VERSION if isinstance(self._secrets, SaltedRows) else ROWS_VERSION,
             "parameters": [list(names) for names in facts.parameters],
             "policy_text": facts.policy_text,
             "recipe": {name: _text(value) for name, value in facts.identity.items()},
@@ -246,10 +249,9 @@ class LedgerObserver(Observer):
             "model": facts.model_root,
             "plan": bytes.fromhex(facts.plan.digest),
             "policy": self._policy,
-            "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
-        return own | _vouched_for(facts) | witnessing | self._sealing.commitment
+        return own | secret_commitments(self._private) | vouched_for(facts) | witnessing | self._sealing.commitment
 
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
@@ -263,7 +265,7 @@ class LedgerObserver(Observer):
             in_force = self._writer.in_force
             assert in_force is not None, "there is an entry 0"
             before = {name: one for name, one in in_force.commitments if name != "policy_provenance"}
-            commitments = tuple(sorted((before | _vouched_for(facts) | {"policy": self._policy}).items()))
+            commitments = tuple(sorted((before | vouched_for(facts) | {"policy": self._policy}).items()))
             self._writer.append(AmendEntry(clock.step, commitments, details_digest(details)), details)
             self._writer.checkpoint()
 
@@ -271,7 +273,7 @@ class LedgerObserver(Observer):
         """Append the entry of a commit."""
         step, ranks = outcome.clock.step - 1, self._ranks
         ours = enumerate(outcome.batches)
-        commitments = [self._commit(batch, step, i * ranks.world + ranks.rank) for i, batch in ours]
+        commitments = [self._commit_batch(batch, outcome, step, i * ranks.world + ranks.rank) for i, batch in ours]
         kept = self._kept(outcome)
         packed = self._packed(outcome, step)
         table = torch.tensor(
@@ -333,21 +335,31 @@ class LedgerObserver(Observer):
             return [[] for _ in outcome.batches]
         ours = range(self._ranks.rank, len(outcome.routes), self._ranks.world)
         return [
-            class_columns(batch, outcome.routes, partial(self._blinds, step, m), m)
+            class_columns(batch, outcome.routes, self._commit, self._classes, step, m)
             for m, batch in zip(ours, outcome.batches, strict=True)
         ]
 
-    def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
-        return derive_blinds(self._salt, step, microbatch, num_rows)
+    @property
+    def _classes(self) -> Sequence[str]:
+        return self._facts.policy.classes if self._facts.policy else ("all",)
 
-    def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
-        """Return the commitment to the rows that took part."""
-        lineage = batch.lineage
-        ids = (lineage.row_ids[:, None] if lineage.parents is None else lineage.parents).numpy()
-        blinds = self._blinds(step, microbatch, len(ids))
-        took_part = ids[:, 0] != TOMBSTONE
-        contents = None if lineage.digests is None else lineage.digests.numpy()[took_part]
-        return commit_rows(hash_rows(blinds[took_part], ids[took_part], contents))
+    def _commit_batch(self, batch: Batch, outcome: StepOutcome, step: int, m: int) -> bytes:
+        """Return the commitment to a microbatch's rows; nothing of packs that are routed by token, which have cells."""
+        is_short = outcome.weights is None or outcome.num_rows is None
+        if not is_short and outcome.routes[m].tokens is not None:
+            return bytes(DIGEST_SIZE)
+        class_id = 0 if is_short or self._facts.policy is None else outcome.routes[m].class_id
+        return self._commit(rows_in(batch, step, m, self._classes[class_id]))
+
+    def _commit(self, rows: RowsAt) -> bytes:
+        """Return the commitment to rows that took part.
+
+        Raises:
+            LedgerError: one of them was forgotten, and is given again.
+        """
+        blinds = None if self._secrets is None else self._secrets.blinds(rows)
+        found = None if blinds is None else commit(rows, blinds)
+        return refuse_forgotten(rows) if found is None else found
 
     def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Put a signed tree head on disk that covers the model checkpoint."""
@@ -372,23 +384,5 @@ class LedgerObserver(Observer):
                 self._witnesses.end(must=ended == "completed")
 
 
-def _kinds(policy: CompiledPolicy) -> dict[str, object]:
-    """Say which kinds of rows the policy tells apart in each class: their names, and where rows have grades what of."""
-    if not policy.kinds[0].grades:
-        return {"bands": list(policy.bands)}
-    numbers = [policy.band_names.index(kind.band) for kind in policy.kinds]
-    told = [[number, dict(kind.grades)] for number, kind in zip(numbers, policy.kinds, strict=True)]
-    return {"bands": list(policy.bands), "kinds": told}
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def _vouched_for(facts: RunFacts) -> dict[str, bytes]:
-    """Return the commitments to who vouches for data, policy and what was prepared."""
-    given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
-    found = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
-    if facts.artifacts:
-        found["artifacts"] = details_digest({"artifacts": [one.facts for one in facts.artifacts]})
-    return found

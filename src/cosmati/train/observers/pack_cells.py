@@ -1,4 +1,4 @@
-"""What a step's entry says of packs: a cell for each class and kind that a microbatch has tokens of."""
+"""A step's cells: one for each microbatch, or of packs for each class and kind that it has tokens of."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
-from cosmati.ledger.rows import commit_rows, hash_rows
+from cosmati.ledger.row_secrets import RowsAt
 from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell
+from cosmati.train.observers.row_leaves import documents_among
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.routes import Route
 
@@ -26,7 +27,12 @@ def are_packs(routes: Sequence[Route]) -> bool:
 
 
 def class_columns(
-    batch: Batch, routes: Sequence[Route], blinds_of: Callable[[int], NDArray[np.uint8]], m: int
+    batch: Batch,
+    routes: Sequence[Route],
+    commit: Callable[[RowsAt], bytes],
+    names: Sequence[str],
+    step: int,
+    m: int,
 ) -> list[int]:
     """Return what a microbatch's cells are made from, [cells * _WIDTH]; zeros where rows aren't packs.
 
@@ -36,19 +42,20 @@ def class_columns(
     Args:
         batch: as the methods have left it.
         routes: of the step's microbatches, some of packs.
-        blinds_of: gives the blinds of so many documents of the microbatch.
-        m: its number.
+        commit: gives the commitment to documents.
+        names: of the policy's classes.
+        step: number of the step.
+        m: number of the microbatch.
     """
     route, groups = routes[m], next(r.tokens.groups for r in routes if r.tokens is not None)
     if route.tokens is None:
         return [0] * (_WIDTH * len(groups))
     ids, classes = documents_in(batch)
-    blinds = blinds_of(len(ids))
     columns: list[int] = []
-    for own in groups.values():
+    for (policy_class, _, _), own in groups.items():
         is_there = np.isin(classes, own)
         takes_part = is_there & present(batch, ids) & (route.offered and not {*own} & {*route.tokens.withheld})
-        commitment = commit_rows(hash_rows(blinds[takes_part], ids[takes_part]))
+        commitment = commit(documents_among(ids, takes_part, step, m, names[policy_class]))
         columns += [*commitment, int(takes_part.sum()), int(is_there.any())]
     return columns
 
@@ -76,6 +83,16 @@ def documents_in(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     packs = np.broadcast_to(lineage.row_ids.numpy()[:, None], classes.shape)
     first = begins & (classes != TOMBSTONE) & (packs != TOMBSTONE)
     return np.stack([packs[first], rows[first]], axis=1), classes[first]
+
+
+def cell_of(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
+    """Return the cell of a microbatch; the table has a commitment and a band for each."""
+    *rows, band = table[m].tolist()
+    if outcome.weights is None or outcome.num_rows is None:
+        num_rows = outcome.batches[0].num_rows
+        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
+    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
+    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))
 
 
 class PackedCell(NamedTuple):
@@ -125,13 +142,3 @@ def by_cell(details: Mapping[str, Any], cells: Sequence[PackedCell]) -> dict[str
             for one in details["sub_steps"]
         ]
     return told
-
-
-def cell_of(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
-    """Return the cell of a microbatch; the table has a commitment and a band for each."""
-    *rows, band = table[m].tolist()
-    if outcome.weights is None or outcome.num_rows is None:
-        num_rows = outcome.batches[0].num_rows
-        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
-    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
-    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))

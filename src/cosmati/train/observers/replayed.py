@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cosmati.core.clock import Budget, Clock
-from cosmati.ledger.difference import LedgerDifference, compare_step, compare_tables
+from cosmati.ledger.difference import UNKNOWN_ROWS, LedgerDifference, compare_step, compare_tables
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.row_blinds import RowBlinds
-from cosmati.ledger.rows import BLIND_BYTES, ROWS_VERSION
+from cosmati.ledger.roots import signed_certificates
+from cosmati.ledger.row_secrets import RowsAt, RowSecrets, commit
+from cosmati.ledger.rows import ROWS_VERSION, SALTED_VERSION
 from cosmati.ledger.standing import StandingSteps
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.writer import LedgerWriter
@@ -51,7 +50,9 @@ class LedgerComparison:
         num_differences: likewise, those that weren't kept in words included.
         num_steps: compared.
         num_roots: signed states of weights and optimizers compared.
-        without_rows: steps whose row commitments weren't compared.
+        without_rows: steps whose row commitments weren't all compared, since nobody here knows some blinds.
+        forgotten: steps of which some can't be compared by anybody, with the numbers of the certificates by which the
+            rows were forgotten.
         skipped: names of details that no replay of this release can compare.
         is_over: a difference has ended it.
         done: number of steps taken, those before the segment included.
@@ -64,7 +65,7 @@ class LedgerComparison:
         self,
         run: StandingSteps,
         segment: range,
-        blinds: RowBlinds | None,
+        blinds: RowSecrets | None,
         *,
         keep_going: bool,
         told: ReplayTold | None = None,
@@ -83,19 +84,31 @@ class LedgerComparison:
         self.stop: Callable[[str], None] = _unopened
         self.save: Callable[[], None] = _unopened
         self.tables_now: Callable[[], Mapping[str, Any]] = _unopened
-        self.forgotten = ""
+        self.request = ""
         self.unexplained: Callable[[int, Iterable[bytes]], list[bytes]] = _unopened
-        is_known = run.ledger.details.get("rows_version") == ROWS_VERSION
+        is_known = run.ledger.details.get("rows_version") in (SALTED_VERSION, ROWS_VERSION)
         self._blinds = blinds if is_known else None
         self.without_rows = set[int]()
+        self.forgotten: dict[int, tuple[int, ...]] = {}
 
-    def blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
-        """Return the blinds of a microbatch's rows, or what stands for them where nobody knows them."""
-        found = self._blinds(step, microbatch, num_rows) if self._blinds is not None else None
+    def commit(self, rows: RowsAt) -> bytes:
+        """Return the commitment to rows, or what stands for it where nobody knows their blinds."""
+        blinds = self._blinds.blinds(rows) if self._blinds is not None else None
+        found = None if blinds is None else commit(rows, blinds)
         if found is not None:
             return found
-        self.without_rows.add(step)
-        return np.zeros((num_rows, BLIND_BYTES), np.uint8)
+        closed = self._certificates if blinds is not None else ()
+        if closed:
+            self.forgotten[rows.step] = closed
+        else:
+            self.without_rows.add(rows.step)
+        return UNKNOWN_ROWS
+
+    @cached_property
+    def _certificates(self) -> tuple[int, ...]:
+        """Numbers of the certificates by which rows were forgotten, of those that the ledger has signed."""
+        told = {} if self._blinds is None else self._blinds.certificates
+        return tuple(sorted(told[one] for one in signed_certificates(self.run.ledger) if one in told))
 
     def differs(self, *found: LedgerDifference) -> None:
         """Take note of differences."""
@@ -156,7 +169,6 @@ class LedgerComparison:
                 tables,
                 made,
                 details,
-                rows=made.step not in self.without_rows,
                 origin=self.run.ledger.key.name,
                 keys=self.run.ledger.keys,
             )
@@ -180,7 +192,7 @@ class LedgerComparison:
         if others := self.run.roots[made.step] - {made.parameter_root}:  # of each that was signed, also twice
             what = f"root of parameters and buffers after {made.step} steps"
             self.differs(LedgerDifference(None, what, _short(min(others)), _short(made.parameter_root)))
-        elif self.run.states(made.step, self.forgotten) - {made.state_digest}:
+        elif self.run.states(made.step, self.request) - {made.state_digest}:
             self._roots.append((made.step, made.state_digest))
 
     def _look_at_roots(self) -> None:
@@ -189,7 +201,7 @@ class LedgerComparison:
         Each of them, though one be as it was made here: whoever is handed another finds that signed, too.
         """
         for step, digest in self._roots:
-            self.differs_in_state(step, digest, self.unexplained(step, self.run.states(step, self.forgotten)))
+            self.differs_in_state(step, digest, self.unexplained(step, self.run.states(step, self.request)))
         self._roots.clear()
 
     def differs_in_state(self, step: int, digest: bytes, wrong: Sequence[bytes]) -> None:
@@ -221,8 +233,8 @@ class ReplayedLedger(LedgerObserver):
         self._writer = cast("LedgerWriter", self._comparison)  # takes what it is given
         self._comparison.tables_now = self._details
 
-    def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
-        return self._comparison.blinds(step, microbatch, num_rows)
+    def _commit(self, rows: RowsAt) -> bytes:
+        return self._comparison.commit(rows)
 
     def _keep_archive(self) -> None:
         """Keep nothing: the ledger has it."""

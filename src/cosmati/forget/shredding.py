@@ -1,0 +1,117 @@
+"""Shredding: the keys of forgotten rows leave the run, and the runs that it succeeds.
+
+Afterwards nobody, the operator with all his files included, can confirm a guess at such a row's id and content by the
+ledger's commitments. Losses and norms of the steps that had it stay: numbers over all rows of a microbatch. It comes
+after the replay, whose steps it leaves as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmati.errors import ForgetError
+from cosmati.forget.asked import ToForget
+from cosmati.forget.contact import rows_of_classes
+from cosmati.forget.past_run import PastRun
+from cosmati.forget.replay import Make
+from cosmati.forget.succession import REQUEST
+from cosmati.ledger.row_keys import RowKeys
+from cosmati.ledger.row_secrets import KEYS_FILE
+from cosmati.train.run.folder import SUCCEEDED
+
+KEPT, SHREDDED, SALTED = "kept", "shredded", "salted"
+"""What a certificate says of row keys: that they're there, that they're gone, that there's one salt for all rows."""
+NOT_SHREDDED = {
+    KEPT: "the row keys, private/rows.keys: who has them can confirm a guess at a row; --delete-superseded shreds them",
+    SALTED: "the salt of all rows, private/rows.salt, which can't forget some: who has it can confirm a guess at a row",
+}
+WORDS = "the row keys are shredded: without an older copy of them no commitment confirms a guess at a row any more"
+
+
+@dataclass(frozen=True)
+class Shredded:
+    """What became of row keys.
+
+    Attributes:
+        status: `kept`, `shredded` or `salted`.
+        missing: folders of superseded runs that aren't there: what became of theirs nobody here can say.
+    """
+
+    status: str
+    missing: tuple[str, ...] = ()
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What a certificate says isn't covered."""
+        gone = (f"the row keys of {one}, which isn't where it was: delete them there" for one in self.missing)
+        return (*([NOT_SHREDDED[self.status]] if self.status in NOT_SHREDDED else []), *gone)
+
+
+def kept_keys(out: Path) -> Shredded:
+    """Return what a run's row keys are before anything is shredded."""
+    return Shredded(KEPT if (out / "private" / KEYS_FILE).exists() else SALTED)
+
+
+def shred(
+    run: PastRun, asked: ToForget, names: Collection[str], make: Make | None, out: Path, certificate: tuple[str, int]
+) -> Shredded:
+    """Take the keys of what was forgotten out of a run and all that it succeeds; what's gone stays gone.
+
+    Args:
+        run: that had the content.
+        asked: what was forgotten.
+        names: of the classes, where classes are asked for.
+        make: makes the run's trainer; needed for classes that the ledger doesn't tell apart.
+        out: the run without it.
+        certificate: of the deletion: its digest and number.
+
+    Raises:
+        ForgetError: which rows are of the classes nobody can tell. LedgerError: keys are damaged.
+    """
+    if kept_keys(out).status == SALTED:
+        return Shredded(SALTED)
+    rows, classes = _meant(run, asked, names, make)
+    folders = [out, run.folder, *_superseded(run.folder)]
+    for folder in folders:
+        path = folder / "private" / KEYS_FILE
+        if path.exists():
+            keys = RowKeys.load(path)
+            before = keys.to_bytes()
+            keys.forget(rows)
+            keys.forget_classes(classes)
+            if keys.to_bytes() != before:
+                digest, number = certificate
+                keys.certificates = {**keys.certificates, digest: number}
+                keys.save(path)
+    return Shredded(SHREDDED, tuple(str(one) for one in folders if not one.exists()))
+
+
+def _meant(
+    run: PastRun, asked: ToForget, names: Collection[str], make: Make | None
+) -> tuple[Collection[int], Collection[str]]:
+    """Return the rows and the classes whose keys go."""
+    if asked.rows or all(tables.policy for tables in run.ledger.tables):
+        return asked.rows, () if asked.rows else names
+    if make is None:
+        msg = "Which rows are of these classes only the run's data tell. Give its recipe: --recipe FILE[:FUNCTION]."
+        raise ForgetError(msg)
+    trainer = make(lambda source: run.gone.of(source, run.salt), run.folder)
+    try:
+        return rows_of_classes(run, trainer, names), ()
+    finally:
+        if trainer.feed is not None:
+            trainer.feed.close()
+
+
+def _superseded(folder: Path) -> Iterator[Path]:
+    """Yield the folders of the runs that a run succeeds, the last one first."""
+    with suppress(OSError, ValueError, KeyError):
+        before = Path(json.loads((folder / REQUEST).read_text())["run"])
+        # An ablated run has a log of its own, and the run that it began from goes on.
+        if not before.exists() or json.loads((before / SUCCEEDED).read_text())["by"] == str(folder.resolve()):
+            yield before
+            yield from _superseded(before)
