@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cosmati.ledger.derived.duck import connection
 
 from cosmati.errors import LedgerError, PlanError
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import read_run
+from cosmati.ledger.derived.learning import learning, region_moves
 from cosmati.ledger.derived.opened import open_derived
+from cosmati.ledger.derived.opened_columns import open_columns
 from cosmati.ledger.details import details_digest
+from cosmati.ledger.learning import SKETCH_WIDTH, decode_direction
 from cosmati.ledger.query import VerifiedLedger, contributions
-from cosmati.ledger.row_blinds import blinds_of_salt
+from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.sealing import SEALED, OperatorKeys, SealedClasses, open_box, sealed
 from cosmati.ledger.verify import verify_ledger
 from cosmati.records.ledger import StepEntry
+from cosmati.storage.duck import connection
 from cosmati.train.observers.monitors import (
     ActivationStatistics,
     GradientNorms,
@@ -35,7 +39,8 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.replay import ReplayFound, replay
 from tests.train.replay_world import TAXONOMY, again, build, entries, opened, sign_again
 
-SEEN: dict[str, Any] = {"details_every": 1, "update_norm_every": 1, "budget": "10ba"}
+EVERY = ("details_every", "update_norm_every", "direction_every", "update_direction_every", "entropy_every")
+SEEN: dict[str, Any] = dict.fromkeys(EVERY, 1) | {"budget": "10ba"}
 SENSITIVE = replace(TAXONOMY, sensitive=("hot",))
 
 
@@ -63,29 +68,33 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {path.name: path for path in root.iterdir()}
 
 
-def secrets_of(runs: Mapping[str, Path], kind: str) -> set[float]:
+def secrets_of(runs: Mapping[str, Path], kind: str) -> set[float | str]:
     """Return what the run in the open tells, and the sealed one mustn't: all that the rules seal."""
     ledger = VerifiedLedger(runs[f"{kind}-open"] / "ledger")
-    found = set[float]()
+    found = set[float | str]()
     for (_, entry, tables), told in zip(ledger.steps(), details_of(runs[f"{kind}-open"]), strict=True):
         hot = [n for n, cell in enumerate(entry.microbatches) if tables.classes[cell.class_id] == "hot"]
-        found |= {norm for n in hot for norm in told["gradient_norm"][str(n)] if norm}
+        by_cell = [told[column] for column in ("gradient_norm", "direction", "entropy")]
+        found |= {value for rows in by_cell for n in hot for value in rows[str(n)] if value}
         if hot:
-            found |= {*told["update_norm"]} - {None}
+            found |= {*told["update_norm"], *told["update_direction"]} - {None}
         if len(hot) == len(entry.microbatches):
             found.add(told["loss"])
     return found
 
 
-def forms_of(value: float) -> Iterator[bytes]:
-    """Yield a value as bytes and as text: its first six digits, however many follow."""
+def forms_of(value: float | str) -> Iterator[bytes]:
+    """Yield a value as bytes and as text: its first six digits, however many follow. A sketch is text and numbers."""
+    if isinstance(value, str):
+        yield from (value.encode(), b64decode(value), decode_direction(value).tobytes())
+        return
     yield from (struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "df")
     yield f"{value:.8g}".encode()[:-2]
     yield f"{value:.8e}".encode()[:7]
 
 
-def leaks(data: bytes, values: set[float]) -> list[float]:
-    return [value for value in sorted(values) if any(form in data for form in forms_of(value))]
+def leaks(data: bytes, values: set[float | str]) -> list[float | str]:
+    return [value for value in sorted(values, key=str) if any(form in data for form in forms_of(value))]
 
 
 @pytest.mark.parametrize("kind", ["mixed", "alone"])
@@ -95,7 +104,7 @@ def test_nothing_measured_of_a_sensitive_class_lies_outside_the_private_folder(
     secret = secrets_of(runs, kind)
     assert len(secret) > 20
     told = (runs[f"{kind}-open"] / "ledger/details.jsonl").read_bytes()
-    assert leaks(told, secret) == sorted(secret), "the search finds what there is"
+    assert leaks(told, secret) == sorted(secret, key=str), "the search finds what there is"
     run = runs[f"{kind}-sealed"]
     for path in run.rglob("*"):
         if path.is_file() and "private" not in path.parts:
@@ -124,6 +133,25 @@ def test_the_derived_tables_hold_none_of_it(runs: Mapping[str, Path], kind: str)
             for column, values in database.execute(f"FROM read_parquet('{path}')").fetchnumpy().items():
                 kept = {*np.asarray(values, np.float64).tolist()} if values.dtype.kind == "f" else set()
                 assert not kept & secret, (path, column)
+        directions = [row for one in files if "directions" in one.name for row in sketches_in(database, one)]
+        known = {tuple(decode_direction(text).tolist()) for text in secret if isinstance(text, str)}
+        assert not {*directions} & known
+        assert directions, "those of the other class are there"
+
+
+def sketches_in(database: Any, path: Path) -> list[tuple[float, ...]]:
+    columns = ", ".join(f"d{number}" for number in range(SKETCH_WIDTH))
+    return database.execute(f"SELECT {columns} FROM read_parquet('{path}')").fetchall()
+
+
+def test_who_has_the_keys_is_told_of_learning_as_in_the_open(runs: Mapping[str, Path]) -> None:
+    with open_derived(runs["mixed-open"] / "ledger") as plain, open_derived(runs["mixed-sealed"] / "ledger") as closed:
+        told, hidden = learning(plain), learning(closed)
+        open_columns(closed, keys_of(runs["mixed-sealed"]))
+        assert learning(closed) == told
+        assert region_moves(closed) == region_moves(plain)
+    assert {one.class_name for one in told} == {"cold", "hot"}
+    assert {one.class_name for one in hidden} == {"cold"}
 
 
 def test_all_else_is_told_as_it_was(runs: Mapping[str, Path]) -> None:
@@ -189,14 +217,15 @@ def test_a_users_own_watcher_is_told_no_more(tmp_path: Path) -> None:
     for outcome in keeps.seen:
         is_hot = outcome.routes[0].class_id == 1
         assert bool(np.isnan(float(outcome.loss))) == bool(np.isnan(float(outcome.sub_losses[0]))) == is_hot
-        assert (outcome.norms is None) == (outcome.update_norms is None) == is_hot
+        measured = (outcome.norms, outcome.sketches, outcome.entropies, outcome.update_norms, outcome.update_sketches)
+        assert {one is None for one in measured} == {is_hot}
         assert tuple(outcome.withheld) == (("norms", "loss") if is_hot else ())
 
 
 def replayed_with(run: Path, keys: OperatorKeys | None) -> ReplayFound:
     steps = opened(run)
     steps.ledger.keys = keys
-    blinds = blinds_of_salt(steps, (run / "private/rows.salt").read_bytes())
+    blinds = secrets_of_run(steps, run / "private")
     return replay(steps, range(1, 5), again("routed", **SEEN, taxonomy=SENSITIVE), ledger=run / "ledger", blinds=blinds)
 
 
@@ -206,7 +235,8 @@ def test_a_replay_compares_what_it_can_open_and_names_the_rest(runs: Mapping[str
     assert (found.outcome, found.skipped) == ("equal", ())
     without = replayed_with(run, None)
     assert without.outcome == "equal"
-    assert without.skipped == tuple(f"{c} of hot, which is sealed" for c in ("gradient_norm", "update_norm"))
+    columns = ("direction", "entropy", "gradient_norm", "update_direction", "update_norm")
+    assert without.skipped == tuple(f"{column} of hot, which is sealed" for column in columns)
 
 
 Details = dict[str, Any]

@@ -208,16 +208,16 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
         return
     if recipe or key or index:
         raise LedgerError("--recipe, --key and --index are for --by. Leave them out, or ask for somebody's rows.")
+    rights = ReadingRights(credential, released, holder_key, authority, root)
     of_all_steps = not (checkpoint or each or steps)
     if learning:
         if not of_all_steps:
             raise LedgerError("--learning takes all steps that stand. Leave out --checkpoint, --each and --steps.")
-        _say_learning(ledger_of(folder), class_name, region, form, vkey, trusted, prove=prove)
+        _say_learning(ledger_of(folder), class_name, region, form, vkey, trusted, prove=prove, rights=rights)
         return
     if class_name and region and of_all_steps:
         _say_exclusion(ledger_of(folder), class_name, region, form, vkey, trusted)
         return
-    rights = ReadingRights(credential, released, holder_key, authority, root)
     answer = answered(ledger_of(folder), vkey, trusted, prove=prove, checkpoint=checkpoint, each=each, rights=rights)
     chosen = _chosen(answer, class_name, region)
     spans = _spans(ledger_of(folder), vkey, chosen, checkpoint) if steps else {}
@@ -249,8 +249,9 @@ def _say_learning(
     trusted: TrustedEvidence,
     *,
     prove: bool,
+    rights: ReadingRights,
 ) -> None:
-    with derived_tables(directory, vkey, trusted, prove=prove) as (derived, said):
+    with derived_tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
         require(derived.classes, class_name, "class")
         require(derived.regions, region, "region")
         of_classes = [
@@ -264,7 +265,8 @@ def _say_learning(
         return
     say_learning(of_classes, () if class_name else moves)
     if sealed:
-        typer.echo(f"What was measured of {', '.join(sealed)} is sealed, and isn't in this.")
+        but = " but for what your credential opens" if rights.credential else ""
+        typer.echo(f"What was measured of {', '.join(sealed)} is sealed, and isn't in this{but}.")
     typer.echo(f"{said}.")
 
 

@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.ledger.columns import StepBlock
+from cosmati.ledger.details import decode_details, encode_details
+from cosmati.ledger.sealing import SEALED_MARK, ColumnKeys, SealedClasses
 from cosmati.ledger.tables import broken
 
 SKETCH_WIDTH = 16
@@ -75,14 +77,23 @@ def decode_direction(text: str) -> NDArray[np.float32]:
     return found
 
 
-def read_learning(block: StepBlock) -> LearningRows:
+def read_learning(block: StepBlock, origin: str = "", keys: ColumnKeys | None = None) -> LearningRows:
     """Return what the steps of a block have logged.
 
+    Args:
+        block: of steps.
+        origin: name of the log.
+        keys: of columns that are sealed; what they don't open is left out.
+
     Raises:
-        TamperError: it doesn't follow the contract in `cosmati.records.ledger`.
+        TamperError: it doesn't follow the contract in `cosmati.records.ledger`, or doesn't open with its key.
     """
     rows = LearningRows([], [], [])
-    for number, line in enumerate(block.lines):
+    classes = SealedClasses.of(block.tables.details, block.tables.classes, origin)
+    for number, kept in enumerate(block.lines):
+        line = kept
+        if kept is not None and keys is not None and SEALED_MARK in kept:
+            line = encode_details(classes.open(decode_details(kept), block.step + number, keys)[0])
         if line is None or not any(mark in line for mark in _MARKS):
             continue
         try:

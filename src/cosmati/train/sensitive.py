@@ -18,6 +18,8 @@ from cosmati.train.routes import Route
 
 _TELLING = ("gradient_norm", "update_norm", "activation")
 """How the names of values begin that a monitor has of the step's own gradients, update and activations."""
+_UNMEASURED = dict.fromkeys(("norms", "sketches", "entropies", "update_norms", "update_sketches"))
+"""Columns by microbatch and region, as of a step in which nothing was measured."""
 
 
 def sensitive_of(given: Ingredients, policy: CompiledPolicy | None, vouched: VouchedData | None) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ class Withholding:
         hidden = [self._is_hidden(route) for route in offered]
         if not any(some for some, _ in hidden):
             return outcome
-        seen = outcome._replace(norms=None, update_norms=None, gradient_norm=_untold, withheld=("norms",))
+        seen = outcome._replace(**_UNMEASURED, gradient_norm=_untold, withheld=("norms",))
         if not all(alone for _, alone in hidden):
             return seen
         nothing = torch.full_like(outcome.loss, math.nan)

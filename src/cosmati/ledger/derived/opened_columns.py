@@ -10,7 +10,7 @@ from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.sealing import ColumnKeys
 from cosmati.records.ledger import AmendEntry, RunEntry
 
-_OPENED = ("steps", "norms", "sealed")
+_OPENED = ("steps", "norms", "sealed", "directions", "entropies", "updates")
 
 
 def open_columns(derived: DerivedLedger, keys: ColumnKeys) -> None:

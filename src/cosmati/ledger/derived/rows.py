@@ -132,7 +132,7 @@ class PartRows:
             self._put_long("sealed", block, epoch, {}, told.sealed[..., None] & reached)
         if own.any():
             self._put_long("learnt", block, epoch, {"learnt": told.routes(block) * weights}, own[..., None] & reached)
-        self._put_learning(block, epoch, read_learning(block))
+        self._put_learning(block, epoch, read_learning(block, self._origin, self._keys))
 
     def _put_learning(self, block: StepBlock, epoch: int, told: LearningRows) -> None:
         found: dict[str, tuple[Sequence[tuple[Any, ...]], Callable[[Sequence[Any]], Columns]]] = {
