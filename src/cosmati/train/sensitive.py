@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from cosmati.train.routes import Route
 
 _TELLING = ("gradient_norm", "update_norm", "activation")
 """How the names of values begin that a monitor has of the step's own gradients, update and activations."""
-_UNMEASURED = dict.fromkeys(("norms", "sketches", "entropies", "update_norms", "update_sketches"))
+_UNMEASURED: dict[str, Any] = dict.fromkeys(("norms", "sketches", "entropies", "update_norms", "update_sketches"))
 """Columns by microbatch and region, as of a step in which nothing was measured."""
 
 
