@@ -27,13 +27,14 @@ from cosmati.errors import CosmatiError, PlanError
 from cosmati.optim import Optimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import WITNESSING, RunConfig
+from cosmati.train.config import LEARNING_CADENCES, WITNESSING, RunConfig
 from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
 _CONFIG = RunConfig()
-_NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts", *WITNESSING)
+_OF_THE_RECORD = ("sensitive", *LEARNING_CADENCES, *WITNESSING)
+_NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts", *_OF_THE_RECORD)
 """What says where a run is kept, what it is called, what it was prepared with and refuses, and not how it trains."""
 
 
