@@ -129,6 +129,21 @@ def test_a_query_says_that_norms_are_sealed_and_a_credential_opens_them(sealed: 
     assert rows_of(sealed.cli(*query, "--each", "phase"))[PII, "all"]["norm_share"] == "sealed"
 
 
+def test_a_page_shows_its_holder_what_a_credential_opens(sealed: Sealed, tmp_path: Path) -> None:
+    report = ["report", str(sealed.run)]
+    refused = sealed.cli(*report, *sealed.rights, code=1)
+    assert "--out FILE" in refused.output
+    pages = [tmp_path / "closed.html", tmp_path / "opened.html"]
+    sealed.cli(*report, "--out", str(pages[0]))
+    sealed.cli(*report, "--out", str(pages[1]), *sealed.rights)
+    closed, opened = (page.read_text() for page in pages)
+    told = rows_of(sealed.cli("ledger", "query", str(sealed.run), "--format", "json", *sealed.rights))
+    norm = f"{float(str(told[PII, 'all']['norm_sum'])):,.4g}"
+    assert (norm in opened, "for its holder alone" in opened) == (True, True)
+    assert (norm in closed, "for its holder alone" in closed, "sealed" in closed) == (False, False, True)
+    assert not (sealed.run / "report.html").exists()
+
+
 def test_sql_has_what_is_sealed_as_null_and_opens_it_in_memory_alone(sealed: Sealed) -> None:
     select = f"SELECT count(*) AS n, count(norm) AS known FROM norms WHERE class = '{PII}'"
     asked = ["ledger", "sql", str(sealed.run), "--format", "json"]

@@ -15,6 +15,7 @@ from cosmati.explorer.learning import ClassSchedule, governance_facts
 from cosmati.explorer.trust import Trust, read_trust
 from cosmati.ledger.evidence import NOBODY, TrustedEvidence
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.sealing import ColumnKeys
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.about import ABOUT_FILE, RunAbout
@@ -35,6 +36,7 @@ PACE = "rows a second"
 _NO_POLICY = "0" * 64
 _MAX_ABOUT = 4 << 20
 _TRIES = 3
+_OPENED = "What a credential opens of sealed columns is shown here: this page is for its holder alone."
 _MAX_BESIDE = 2000
 
 
@@ -104,7 +106,13 @@ class RunView:
         return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
 
 
-def read_run(folder: str | Path, *, has_ledger: bool = True, witnesses: TrustedEvidence = NOBODY) -> RunView:
+def read_run(
+    folder: str | Path,
+    *,
+    has_ledger: bool = True,
+    witnesses: TrustedEvidence = NOBODY,
+    keys: ColumnKeys | None = None,
+) -> RunView:
     """Read a run folder: of a run that ended, was broken off or is still going, governed or not.
 
     A ledger that doesn't verify is no error: it's a warning of the view, and nothing is drawn from it.
@@ -113,6 +121,7 @@ def read_run(folder: str | Path, *, has_ledger: bool = True, witnesses: TrustedE
         folder: of the run.
         has_ledger: read and verify the ledger, too, which takes long where it's long.
         witnesses: whom the reader trusts to have seen the ledger.
+        keys: of sealed columns that the reader may read.
 
     Raises:
         RunError: it's no run folder, or `run.json` can't be read.
@@ -129,9 +138,9 @@ def read_run(folder: str | Path, *, has_ledger: bool = True, witnesses: TrustedE
     metrics = {name: tuple((_step(line), finite(line[name])) for line in evaluations if name in line) for name in names}
     metrics = metrics or {name: ((record.num_steps, finite(value)),) for name, value in record.metrics.items()}
     tries = _TRIES if status == "still going" else 1
-    read = _read_ledger(folder, record, witnesses, tries=tries) if has_ledger else _LedgerReading(None)
+    read = _read_ledger(folder, record, witnesses, keys, tries=tries) if has_ledger else _LedgerReading(None)
     logged = [_step(line) for line in (*steps, *evaluations)]
-    notes = [*read.notes]
+    notes = [*read.notes, *(() if keys is None else (_OPENED,))]
     if not losses and "imported from" not in record.environment:
         notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
     if not metrics:
@@ -281,7 +290,9 @@ class _LedgerReading:
     notes: tuple[str, ...] = ()
 
 
-def _read_ledger(folder: Path, record: RunRecord, witnesses: TrustedEvidence, *, tries: int) -> _LedgerReading:
+def _read_ledger(
+    folder: Path, record: RunRecord, witnesses: TrustedEvidence, keys: ColumnKeys | None, *, tries: int
+) -> _LedgerReading:
     """Verify the ledger, compare it with the record, and draw from it what it says; a live one may need more tries."""
     is_governed = bool(record.digests.get("policy"))
     directory = folder / "ledger"
@@ -299,11 +310,12 @@ def _read_ledger(folder: Path, record: RunRecord, witnesses: TrustedEvidence, *,
         if report.size == 0:
             return _LedgerReading(facts, notes=("The ledger is empty: the run never came to its first signed entry.",))
         ledger = VerifiedLedger(directory, None, witnesses)
+        ledger.keys = keys
         governance, schedule = governance_facts(ledger, facts) if is_governed else (None, ())
         trust = read_trust(directory, report) if is_governed else None
     except (LedgerError, OSError) as error:
         if tries > 1:
-            return _read_ledger(folder, record, witnesses, tries=tries - 1)
+            return _read_ledger(folder, record, witnesses, keys, tries=tries - 1)
         return _LedgerReading(_facts(folder, None, problems=(str(error),)))
     warnings = _contradictions(ledger.tables[-1], record)
     if report.diverged_steps:
