@@ -34,9 +34,9 @@ from cosmati.records.joint_classes import joint_name, members_of
 from cosmati.records.ledger import MicrobatchCell
 
 SEALED = "sealed"
+"""Name in the details: of what is sealed in a step, and of which classes are, and how, in entry 0 and amendments."""
 SEALED_MARK = b'"sealed":{'
 """How canonical details begin what is sealed in them."""
-"""Name in the details: of what is sealed in a step, and of which classes are, and how, in entry 0 and amendments."""
 KEY_FILE = "columns.key"
 """Of the operator's secret, in the run's private folder."""
 BLOCK_STEPS = 1024
