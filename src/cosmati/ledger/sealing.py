@@ -205,7 +205,8 @@ class _Dividing:
     def by_place(self, columns: Iterable[str], names: Mapping[str, set[str]]) -> None:
         for column in columns:
             for place, value in list((self.clear.get(column) or {}).items()):
-                if own := joint_name(names[place] - {""}):
+                # A microbatch without a document, as at the end of the data, has no cell: it's nobody's.
+                if own := joint_name(names.get(place, set()) - {""}):
                     self._put(own, column, place, value)
                     self.clear[column] = {p: one for p, one in self.clear[column].items() if p != place}
 
