@@ -368,3 +368,19 @@ def test_keys_are_gone_from_all_that_it_succeeds_wherever_its_folder_is(kind: st
     assert [one for one in told["not_covered"] if "row keys" in one] == [
         f"the row keys of {one}, which isn't where it was: delete them there" for one in missing
     ]
+
+
+def test_a_certificate_excuses_no_other_rows(runs: Any, dropped: Path, tmp_path: Path) -> None:
+    """The operator destroys keys of other rows, and has a certificate for his own."""
+    run = shutil.copytree(runs[0] / "three", tmp_path / "three")
+    keys = keys_of(run)
+    keys.forget(range(96))
+    keys.save(run / "private/rows.keys")
+    code, said = call("ledger", "replay", run, "--recipe", RECIPE)
+    assert (code, "row commitments weren't compared" in said, "forgotten by certificate" in said) == (2, True, False)
+    run = shutil.copytree(dropped, tmp_path / "dropped")
+    keys = keys_of(run)
+    keys.forget_classes(["open"])
+    keys.save(run / "private/rows.keys")
+    steps = StandingSteps(VerifiedLedger(run / "ledger"))
+    assert replayed(run, secrets_of_run(steps, run / "private")).outcome == "equal, rows not compared"
