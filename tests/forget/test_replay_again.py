@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.standing import StandingSteps
 from cosmati.recipes.replaying import trainers_of
+from cosmati.train import settings
+from cosmati.train.config import LEARNING_CADENCES
+from cosmati.train.identity import CADENCES
 from cosmati.train.replay import ReplayRequest, replay
 from cosmati.train.trainer import Trainer
 from tests.forget import recipe as publisher
@@ -56,6 +60,20 @@ def test_what_stands_comes_out_the_same(twice: Path) -> None:
     code, said = ask(twice, "5:")
     assert code == 0
     assert "from the checkpoint of step 4; 2 steps" in said
+
+
+def test_an_earlier_releases_run_that_was_forgotten_from_since_comes_out_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints tell no cadences of learning, and the steps after the deletion do."""
+    with monkeypatch.context() as before:
+        before.setattr(settings, "CADENCES", tuple(name for name in CADENCES if name not in LEARNING_CADENCES))
+        before.setattr(settings, "_NEUTRAL", (*settings._NEUTRAL, *LEARNING_CADENCES))
+        recipe = publisher.recipe()
+        config = replace(recipe.config, **dict.fromkeys(LEARNING_CADENCES, 0))
+        replace(recipe, config=config).trainer(run_folder=tmp_path / "one").fit()
+    code, said = ask(forget(tmp_path / "one", 4, tmp_path / "two"), ":")
+    assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True), said
 
 
 def test_who_does_not_know_what_was_forgotten_gets_no_answer(twice: Path, tmp_path: Path) -> None:

@@ -344,3 +344,43 @@ def test_a_run_whose_rows_are_salted_is_replayed_and_forgotten_from_as_before(tm
     shutil.copytree(out / "ledger", tmp_path / "again")
     code, said = call(*asked[:2], tmp_path / "again", *asked[3:], file, "--steps", "3:")
     assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True), said
+
+
+@pytest.mark.parametrize("kind", ["the successor was moved", "one of them is gone", "another run is in its place"])
+def test_keys_are_gone_from_all_that_it_succeeds_wherever_its_folder_is(kind: str, tmp_path: Path) -> None:
+    one, two, asked = trained(MAKE, tmp_path / "one"), tmp_path / "two", ToForget(rows=rows_of_step(DATA, 4))
+    forgotten(one, ToForget(rows=rows_of_step(DATA, 2)), MAKE, two)
+    missing = []
+    if kind.startswith("the successor"):
+        two = two.rename(tmp_path / "moved")
+    elif kind.startswith("one of them"):
+        forgotten(two, ToForget(rows=rows_of_step(DATA, 3)), MAKE, tmp_path / "three")
+        shutil.rmtree(two)
+        missing, two = [two], tmp_path / "three"
+    else:
+        shutil.rmtree(one)
+        trained(MAKE, one)
+        missing = [one]
+    told = forgotten(two, asked, MAKE, tmp_path / "out", delete=True).told
+    assert told is not None
+    has = {folder: any(map(keys_of(folder).has, asked.rows)) for folder in (one, two, tmp_path / "out")}
+    assert has == {folder: folder in missing for folder in has}
+    assert [one for one in told["not_covered"] if "row keys" in one] == [
+        f"the row keys of {one}, which isn't where it was: delete them there" for one in missing
+    ]
+
+
+def test_a_certificate_excuses_no_other_rows(runs: Any, dropped: Path, tmp_path: Path) -> None:
+    """The operator destroys keys of other rows, and has a certificate for his own."""
+    run = shutil.copytree(runs[0] / "three", tmp_path / "three")
+    keys = keys_of(run)
+    keys.forget(range(96))
+    keys.save(run / "private/rows.keys")
+    code, said = call("ledger", "replay", run, "--recipe", RECIPE)
+    assert (code, "row commitments weren't compared" in said, "forgotten by certificate" in said) == (2, True, False)
+    run = shutil.copytree(dropped, tmp_path / "dropped")
+    keys = keys_of(run)
+    keys.forget_classes(["open"])
+    keys.save(run / "private/rows.keys")
+    steps = StandingSteps(VerifiedLedger(run / "ledger"))
+    assert replayed(run, secrets_of_run(steps, run / "private")).outcome == "equal, rows not compared"

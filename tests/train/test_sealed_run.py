@@ -354,3 +354,17 @@ def test_packs_with_a_sensitive_class_seal_what_they_share(tmp_path: Path) -> No
     told, column = details_of(closed), "packed_gradient_norm"
     assert any(one.get(column) != other.get(column) for one, other in zip(told, details_of(plain), strict=True))
     assert [classes.open(one, one["step"], keys_of(closed))[0] for one in told] == details_of(plain)
+
+
+def test_a_microbatch_without_a_document_is_nobodys(tmp_path: Path) -> None:
+    """The data's last step has fewer packs than microbatches."""
+    settings = SEEN | {"budget": "6ba", "entropy_every": 1, "direction_every": 1}
+    build("packed", tmp_path / "plain", **settings).fit()
+    name = VerifiedLedger(tmp_path / "plain/ledger").classes[0]
+    build("packed", tmp_path / "closed", **settings, sensitive=name).fit()
+    told = details_of(tmp_path / "plain")
+    assert any({*one["packed_entropy"]} - {*map(str, one["cell_microbatches"])} for one in told), "some have none"
+    ledger = VerifiedLedger(tmp_path / "closed/ledger")
+    classes = SealedClasses.of(ledger.details, ledger.classes, ledger.key.name)
+    keys = keys_of(tmp_path / "closed")
+    assert [classes.open(one, one["step"], keys)[0] for one in details_of(tmp_path / "closed")] == told

@@ -27,8 +27,8 @@ from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.repaired_run import repair, single_classes
 from cosmati.forget.replay import Make, replay
 from cosmati.forget.request import Request
-from cosmati.forget.shredding import SALTED, kept_keys, shred
-from cosmati.forget.succession import CERTIFICATES, REQUEST
+from cosmati.forget.shredding import SALTED, kept_keys, shred, superseded_by
+from cosmati.forget.succession import CERTIFICATES, EARLIER, REQUEST
 from cosmati.ledger.roots import signed_certificates
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import sync
@@ -217,6 +217,7 @@ def _erase(
 def _succeed(run: PastRun, asked: ToForget, begun: Begun, make: Make | None, out: Path, say: Say) -> str:
     gone = run.gone.and_also(begun.names, asked.rows)
     told, kept = begun.told, {**begun.to_mapping(), "run": str(run.folder.resolve())}
+    kept[EARLIER] = list(map(str, superseded_by(run.folder)))
     if begun.option.method == "drop":
         if Ranks().rank == 0:
             say(f"Dropping what is {', '.join(begun.names)}'s own")

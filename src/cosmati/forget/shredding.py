@@ -8,8 +8,7 @@ after the replay, whose steps it leaves as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from cosmati.forget.asked import ToForget
 from cosmati.forget.contact import rows_of_classes
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.replay import Make
-from cosmati.forget.succession import REQUEST
+from cosmati.forget.succession import EARLIER, REQUEST
 from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE
-from cosmati.train.run.folder import SUCCEEDED
 
 KEPT, SHREDDED, SALTED = "kept", "shredded", "salted"
 """What a certificate says of row keys: that they're there, that they're gone, that there's one salt for all rows."""
@@ -75,11 +73,13 @@ def shred(
     if kept_keys(out).status == SALTED:
         return Shredded(SALTED)
     rows, classes = _meant(run, asked, names, make)
-    folders = [out, run.folder, *_superseded(run.folder)]
-    for folder in folders:
+    tree, missing = RowKeys.load(out / "private" / KEYS_FILE).commitment, []
+    for folder in [out, run.folder, *superseded_by(run.folder)]:
         path = folder / "private" / KEYS_FILE
-        if path.exists():
-            keys = RowKeys.load(path)
+        keys = RowKeys.load(path) if path.exists() else None
+        if not folder.exists() or (keys is not None and keys.commitment != tree):  # another run is where it was
+            missing.append(str(folder))
+        elif keys is not None:
             before = keys.to_bytes()
             keys.forget(rows)
             keys.forget_classes(classes)
@@ -87,7 +87,7 @@ def shred(
                 digest, number = certificate
                 keys.certificates = {**keys.certificates, digest: number}
                 keys.save(path)
-    return Shredded(SHREDDED, tuple(str(one) for one in folders if not one.exists()))
+    return Shredded(SHREDDED, tuple(missing))
 
 
 def _meant(
@@ -107,11 +107,17 @@ def _meant(
             trainer.feed.close()
 
 
-def _superseded(folder: Path) -> Iterator[Path]:
-    """Yield the folders of the runs that a run succeeds, the last one first."""
-    with suppress(OSError, ValueError, KeyError):
-        before = Path(json.loads((folder / REQUEST).read_text())["run"])
-        # An ablated run has a log of its own, and the run that it began from goes on.
-        if not before.exists() or json.loads((before / SUCCEEDED).read_text())["by"] == str(folder.resolve()):
-            yield before
-            yield from _superseded(before)
+def superseded_by(folder: Path) -> list[Path]:
+    """Return the folders of the runs that a run succeeds, the last one first, also of those that are gone.
+
+    An ablated run has a log and keys of its own: it succeeds none.
+    """
+    try:
+        told = json.loads((folder / REQUEST).read_text())
+        before, is_own = Path(told["run"]), told["method"] == "ablate"
+    except (OSError, ValueError, KeyError):
+        return []
+    if is_own:
+        return []
+    # Where one of them is gone, only this says which ones it had succeeded.
+    return [before, *(superseded_by(before) or map(Path, told.get(EARLIER, ())))]

@@ -33,6 +33,8 @@ from cosmati.train.run.folder import SUCCEEDED
 
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
+EARLIER = "earlier"
+"""In it: the runs that this one had succeeded, the last one first; requests of earlier releases don't name them."""
 CERTIFICATES = "certificates"
 OF_ROWS = (SALT_FILE, KEY_FILE, HOLDS)
 """Private files that go with the rows, whichever log tells of them."""

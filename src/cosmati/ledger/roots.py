@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
+from cosmati.records.joint_classes import members_of
 from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, ResumeEntry
 
 FORGOTTEN = "forgotten"
@@ -59,3 +60,21 @@ def signed_certificates(ledger: VerifiedLedger) -> list[str]:
     """Return the digests of the certificates of deletions that a ledger has signed, in order."""
     told = [t.details.get(CERTIFICATE) for t in ledger.tables if any(c[0] == CERTIFICATE for c in t.changes)]
     return [str(one.get("digest")) for one in told if isinstance(one, dict)]
+
+
+def certificates_of_drops(ledger: VerifiedLedger, class_name: str) -> list[str]:
+    """Return the digests of the signed certificates of drops of a class: only these leave steps that had the rows.
+
+    Args:
+        ledger: which signs them.
+        class_name: of the rows; of several classes, each counts.
+    """
+    found = []
+    for tables in ledger.tables:
+        told, forgotten = tables.details.get(CERTIFICATE), tables.details.get(FORGOTTEN)
+        is_new = any(change[0] == CERTIFICATE for change in tables.changes)
+        if is_new and isinstance(told, dict) and isinstance(forgotten, dict) and forgotten.get("method") == "drop":
+            of = tuple(map(str, forgotten.get("classes", ())))
+            if any(one == name or one.startswith(f"{name}/") for one in members_of(class_name) for name in of):
+                found.append(str(told.get("digest")))
+    return found

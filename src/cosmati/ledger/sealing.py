@@ -34,9 +34,9 @@ from cosmati.records.joint_classes import joint_name, members_of
 from cosmati.records.ledger import MicrobatchCell
 
 SEALED = "sealed"
+"""Name in the details: of what is sealed in a step, and of which classes are, and how, in entry 0 and amendments."""
 SEALED_MARK = b'"sealed":{'
 """How canonical details begin what is sealed in them."""
-"""Name in the details: of what is sealed in a step, and of which classes are, and how, in entry 0 and amendments."""
 KEY_FILE = "columns.key"
 """Of the operator's secret, in the run's private folder."""
 BLOCK_STEPS = 1024
@@ -205,7 +205,8 @@ class _Dividing:
     def by_place(self, columns: Iterable[str], names: Mapping[str, set[str]]) -> None:
         for column in columns:
             for place, value in list((self.clear.get(column) or {}).items()):
-                if own := joint_name(names[place] - {""}):
+                # A microbatch without a document, as at the end of the data, has no cell: it's nobody's.
+                if own := joint_name(names.get(place, set()) - {""}):
                     self._put(own, column, place, value)
                     self.clear[column] = {p: one for p, one in self.clear[column].items() if p != place}
 

@@ -62,6 +62,9 @@ class ReplayRequest:
     forgotten: str = ""
 
 
+_LATER = tuple(f"cadence.{name}" for name in LEARNING_CADENCES)
+"""Of a run's identity: what earlier releases hadn't."""
+
 MakeTrainer = Callable[[ReplayRequest], Trainer]
 
 
@@ -210,15 +213,23 @@ class SpanAgain:
         return left
 
     def _as_then(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the facts of a checkpoint without the cadences of which the ledger says nothing: it's of before."""
-        later = {f"cadence.{name}" for name in LEARNING_CADENCES} - {*self._span.recipe}
+        """Return the facts of a checkpoint without the cadences of which the ledger said nothing at first.
+
+        A run of before may have gone on since, or have been forgotten from: then later entries tell them.
+        """
+        told = [_recipe(tables) for tables in self._tables]
+        later = {name for name in _LATER if not all(name in recipe for recipe in told)}
         return {**facts, "identity": {name: value for name, value in facts["identity"].items() if name not in later}}
+
+
+def _recipe(tables: Tables) -> Mapping[str, Any]:
+    told = tables.details.get("recipe")
+    return told if isinstance(told, Mapping) else {}
 
 
 def _as_told(identity: Mapping[str, Any], tables: Tables) -> tuple[dict[str, Any], list[Any]]:
     """Return a run's identity and its policy's phases as the ledger tells them of other steps."""
-    recipe = tables.details.get("recipe")
-    told = dict(recipe) if isinstance(recipe, Mapping) else {}
+    told = dict(_recipe(tables))
     same = {name: value for name, value in identity.items() if told.get(name) == ("" if value is None else str(value))}
     phases = tables.details.get("phases") if tables.policy else []
     return {**told, **same}, list(phases or [])

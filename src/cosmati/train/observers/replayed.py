@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, cast
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.ledger.difference import UNKNOWN_ROWS, LedgerDifference, compare_step, compare_tables
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.roots import signed_certificates
+from cosmati.ledger.roots import certificates_of_drops
 from cosmati.ledger.row_secrets import RowsAt, RowSecrets, commit
 from cosmati.ledger.rows import ROWS_VERSION, SALTED_VERSION
 from cosmati.ledger.standing import StandingSteps
@@ -89,6 +88,7 @@ class LedgerComparison:
         is_known = run.ledger.details.get("rows_version") in (SALTED_VERSION, ROWS_VERSION)
         self._blinds = blinds if is_known else None
         self.without_rows = set[int]()
+        self._signed: dict[str, list[str]] = {}
         self.forgotten: dict[int, tuple[int, ...]] = {}
 
     def commit(self, rows: RowsAt) -> bytes:
@@ -97,18 +97,22 @@ class LedgerComparison:
         found = None if blinds is None else commit(rows, blinds)
         if found is not None:
             return found
-        closed = self._certificates if blinds is not None else ()
+        closed = self._certificates(rows.class_name) if blinds is not None else ()
         if closed:
             self.forgotten[rows.step] = closed
         else:
             self.without_rows.add(rows.step)
         return UNKNOWN_ROWS
 
-    @cached_property
-    def _certificates(self) -> tuple[int, ...]:
-        """Numbers of the certificates by which rows were forgotten, of those that the ledger has signed."""
+    def _certificates(self, class_name: str) -> tuple[int, ...]:
+        """Numbers of the certificates by which rows of a class were forgotten, of those that the ledger has signed.
+
+        After a replay no step that stands has a forgotten row: its certificate excuses nothing.
+        """
         told = {} if self._blinds is None else self._blinds.certificates
-        return tuple(sorted(told[one] for one in signed_certificates(self.run.ledger) if one in told))
+        if class_name not in self._signed:
+            self._signed[class_name] = certificates_of_drops(self.run.ledger, class_name)
+        return tuple(sorted(told[one] for one in self._signed[class_name] if one in told))
 
     def differs(self, *found: LedgerDifference) -> None:
         """Take note of differences."""
