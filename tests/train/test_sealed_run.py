@@ -76,8 +76,7 @@ def secrets_of(runs: Mapping[str, Path], kind: str) -> set[float | str]:
         hot = [n for n, cell in enumerate(entry.microbatches) if tables.classes[cell.class_id] == "hot"]
         by_cell = [told[column] for column in ("gradient_norm", "direction", "entropy")]
         found |= {value for rows in by_cell for n in hot for value in rows[str(n)] if value}
-        if hot:
-            found |= {*told["update_norm"], *told["update_direction"]} - {None}
+        found |= {*told["update_norm"], *told["update_direction"]} - {None}
         if len(hot) == len(entry.microbatches):
             found.add(told["loss"])
     return found
@@ -195,8 +194,9 @@ def test_watchers_are_told_what_isnt_of_the_sensitive_class_alone(runs: Mapping[
     measured = lines("alone-sealed", "monitors.jsonl")
     assert {one["losses_not_finite"] for one in measured} == {0}, "withheld isn't infinite"
     for one in measured:
-        tells = any(name.startswith(("gradient_norm/", "update_norm/", "activation/")) for name in one)
+        tells = any(name.startswith(("gradient_norm/", "activation/")) for name in one)
         assert tells == (classes[one["step"] - 1] != ["hot"])
+        assert not any(name.startswith("update_norm/") for name in one), "momentum is in all of them"
     assert sum(one == ["hot"] for one in classes) == 5
 
 
@@ -217,9 +217,9 @@ def test_a_users_own_watcher_is_told_no_more(tmp_path: Path) -> None:
     for outcome in keeps.seen:
         is_hot = outcome.routes[0].class_id == 1
         assert bool(np.isnan(float(outcome.loss))) == bool(np.isnan(float(outcome.sub_losses[0]))) == is_hot
-        measured = (outcome.norms, outcome.sketches, outcome.entropies, outcome.update_norms, outcome.update_sketches)
-        assert {one is None for one in measured} == {is_hot}
-        assert tuple(outcome.withheld) == (("norms", "loss") if is_hot else ())
+        assert {one is None for one in (outcome.norms, outcome.sketches, outcome.entropies)} == {is_hot}
+        assert outcome.update_norms is outcome.update_sketches is None, "momentum is in all of them"
+        assert tuple(outcome.withheld) == (("norms", "loss") if is_hot else ("updates",))
 
 
 def replayed_with(run: Path, keys: OperatorKeys | None) -> ReplayFound:

@@ -128,7 +128,7 @@ def _as_sealed(
     """
     classes = SealedClasses.of(tables.details, tables.classes, origin)
     known, left = classes.open(told, made.step, keys)
-    clear, parts = divided(details, made.microbatches, classes.names, tables.routes)
+    clear, parts = divided(details, made.microbatches, classes.names)
     boxes = {(name, column) for name, column, _ in boxes_of(told)}
     places = {(name, column) for name, own in parts.items() for column in own}
     now = merged(clear, parts, places - {*left})

@@ -163,10 +163,7 @@ class SealedClasses:
 
 
 def divided(
-    details: Mapping[str, Any],
-    cells: Sequence[MicrobatchCell],
-    names: Sequence[str],
-    routes: Sequence[Sequence[float]],
+    details: Mapping[str, Any], cells: Sequence[MicrobatchCell], names: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Divide a step's details into what is in the open, and what is sealed by class and column.
 
@@ -174,9 +171,10 @@ def divided(
         details: as they were measured.
         cells: of the step.
         names: under which the columns of each class are sealed (`seal_names`).
-        routes: weight per region of each route.
     """
     dividing = _Dividing(dict(details))
+    # Of every step: an optimizer's momentum carries what a class taught into the updates of steps without it.
+    dividing.by_region(joint_name(name for name in names if name))
     of_cells = [names[cell.class_id] for cell in cells]
     if not any(of_cells):
         return dividing.clear, dividing.parts
@@ -185,9 +183,7 @@ def divided(
     for owner, name in zip(details.get("cell_microbatches", range(len(cells))), of_cells, strict=True):
         of_microbatches.setdefault(str(owner), set()).add(name)
     dividing.by_place(BY_MICROBATCH, of_microbatches)
-    taught = [(name, routes[cell.route_id]) for name, cell in zip(of_cells, cells, strict=True) if _taught(cell)]
-    dividing.by_region([{name for name, route in taught if route[r] > 0} for r in range(len(routes[0]))])
-    dividing.of_step({name for name, _ in taught})
+    dividing.of_step({name for name, cell in zip(of_cells, cells, strict=True) if _taught(cell)})
     return dividing.clear, dividing.parts
 
 
@@ -210,12 +206,13 @@ class _Dividing:
                     self._put(own, column, place, value)
                     self.clear[column] = {p: one for p, one in self.clear[column].items() if p != place}
 
-    def by_region(self, names: Sequence[set[str]]) -> None:
-        for column in BY_REGION:
-            for region, value in enumerate(list(self.clear.get(column) or ())):
-                if value is not None and (own := joint_name(names[region] - {""})):
-                    self._put(own, column, str(region), value)
-                    self.clear[column] = [None if r == region else v for r, v in enumerate(self.clear[column])]
+    def by_region(self, name: str) -> None:
+        for column in BY_REGION if name else ():
+            for region, value in enumerate(values := self.clear.get(column) or ()):
+                if value is not None:
+                    self._put(name, column, str(region), value)
+            if values:
+                self.clear[column] = [None] * len(values)
 
     def of_step(self, names: set[str]) -> None:
         for column in OF_STEP:

@@ -53,7 +53,7 @@ class StepOutcome(NamedTuple):
         learning_rates: of each optimizer's first group, in this step.
         gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
         left_out: why nothing of the step was committed, empty where it was.
-        withheld: `norms`, and `loss` too, where it isn't told, since it would tell of a sensitive class alone.
+        withheld: `updates`, or `norms` and updates, and `loss` too, where they would tell of a sensitive class.
     """
 
     clock: Clock

@@ -53,11 +53,12 @@ class Withholding:
         self._hidden = [bool(name) for name in seal_names(policy.classes, sensitive)]
 
     def of(self, outcome: StepOutcome) -> StepOutcome:
-        """Return the outcome without norms where a sensitive class taught, and without losses where no other did."""
+        """Return the outcome without updates, without norms where a sensitive class taught, or losses where only such."""
         offered = [route for route in outcome.routes if route.offered]
         hidden = [self._is_hidden(route) for route in offered]
         if not any(some for some, _ in hidden):
-            return outcome
+            # An optimizer's momentum carries what a class taught into the updates of steps without it.
+            return outcome._replace(update_norms=None, update_sketches=None, withheld=("updates",))
         seen = outcome._replace(**_UNMEASURED, gradient_norm=_untold, withheld=("norms",))
         if not all(alone for _, alone in hidden):
             return seen
@@ -84,4 +85,4 @@ def withholding_of(policy: CompiledPolicy | None, sensitive: tuple[str, ...]) ->
 
 def is_withheld(name: str, withheld: Sequence[str]) -> bool:
     """Say whether a value that a monitor has measured isn't told of a step of which something is withheld."""
-    return bool(withheld) and name.startswith(_TELLING)
+    return bool(withheld) and name.startswith(_TELLING if "norms" in withheld else "update_norm")

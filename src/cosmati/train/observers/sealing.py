@@ -89,7 +89,7 @@ class StepSealing:
         """Return the details of a step with what tells of sensitive classes sealed."""
         if self._keys is None or policy is None:
             return details
-        clear, parts = divided(details, cells, seal_names(policy.classes, self._sensitive), policy.routes)
+        clear, parts = divided(details, cells, seal_names(policy.classes, self._sensitive))
         return sealed(clear, parts, self._keys, step)
 
 
