@@ -8,22 +8,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 from cosmati.core.batch import TOMBSTONE, Batch, Lineage
 from cosmati.core.lineage import check_lineage, renumbered
 from cosmati.data.in_memory import InMemory
 from cosmati.data.loader import StreamingLoader
 from cosmati.data.packed import PackedSource, pack_tensors
+from cosmati.data.people import ChosenRows
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.streaming import StreamingDataset
-from cosmati.errors import BatchError
+from cosmati.errors import BatchError, DataError
 from cosmati.ledger.query import VerifiedLedger, regions_of_class
+from cosmati.train.rows_taught import regions_taught_by
 from tests.train.mixed.world import CLASS_OF, CLASSES, INPUTS, STEP, TARGETS, chosen, run, weights
 from tests.train.packs import samples
 
@@ -40,8 +43,8 @@ def in_memory(folder: Path) -> Iterator[Batch]:
     return (order.microbatch(step, 0) for step in range(4))
 
 
-def dataset(folder: Path) -> StreamingDataset:
-    names = ("doubtful", "open")  # Ids count the classes that there are rows of, so that these are 0 and 1.
+def dataset(folder: Path, names: tuple[str, ...] = ("doubtful", "open")) -> StreamingDataset:
+    # Ids count the classes that there are rows of, so that these are 0 and 1.
     for name in names:
         rows = [
             {"input": INPUTS[i].numpy(), "target": int(TARGETS[i]), "number": i}
@@ -88,6 +91,34 @@ def test_a_loop_of_ones_own_knows_classes_by_their_names(
     ledger = VerifiedLedger(tmp_path / "run" / "ledger")
     taught = {name: {part.region for part in regions_of_class(ledger, name)} for name in CLASSES}
     assert taught == {"closed": set(), "doubtful": {"head"}, "open": {"body", "head"}}
+
+
+def test_rows_of_a_list_are_found_again_by_their_classes_names(tmp_path: Path) -> None:
+    """The run has regrouped its steps by the taxonomy's ids, and so does who asks later what a row has taught."""
+    steps = [torch.arange(STEP * step, STEP * (step + 1)) for step in range(4)]
+    data = [Batch((INPUTS[i], TARGETS[i]), Lineage(i + 100, OWN_IDS[i]).by_names(OWN)) for i in steps]
+    trainer = run(data, folder=tmp_path, budget="4ba")
+    trainer.fit()
+    rows = torch.arange(3, 40, 4)
+    found = regions_taught_by(trainer, ChosenRows((rows + 100).numpy(), np.zeros((0, 2), np.int64)))
+    by_class = torch.bincount(CLASS_OF[rows], minlength=3).tolist()
+    assert {one.region: one.num_rows for one in found} == {"body": by_class[2], "head": by_class[1] + by_class[2]}
+    assert not any(one.num_unopened for one in found)
+
+
+def test_rows_that_another_data_set_collates_keep_the_names_of_their_own(tmp_path: Path) -> None:
+    own, other = dataset(tmp_path / "own"), dataset(tmp_path / "other", ("closed", "open"))
+    assert other.class_names == ("closed", "open")
+    batch = next(iter(DataLoader(own, STEP, shuffle=True, collate_fn=other.collate)))
+    assert torch.equal(numbered_by_hand(batch).lineage.class_ids, batch.numbered_by(CLASSES).lineage.class_ids)
+    assert {*batch.lineage.class_ids.tolist()} == {0, 1}
+
+
+def test_single_rows_of_several_data_sets_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    own, other = dataset(tmp_path / "own"), dataset(tmp_path / "other", ("closed", "open"))
+    joined: Any = ConcatDataset([own, other])
+    with pytest.raises(DataError, match=r"a list of single ones, as a ConcatDataset.*to one StreamingDataset"):
+        next(iter(DataLoader(joined, STEP, collate_fn=own.collate)))
 
 
 def test_tokens_of_packs_are_known_by_their_classes_names() -> None:

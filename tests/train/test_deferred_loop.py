@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cosmati import Classification, InMemory, load_policy
 from cosmati.core.batch import Batch, Lineage
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.routing.proposals import proposals
+from cosmati.train.policy_watch import FILE
 from cosmati.train.trainer import Trainer
 from tests.train.mixed.world import CLASS_OF, POLICY, chosen, run, weights
 from tests.train.packs import samples
@@ -79,6 +81,38 @@ def test_rows_of_a_deferred_class_teach_nothing() -> None:
             taken(trainer, [closed])
         learnt.append(weights(trainer))
     assert torch.equal(*learnt)
+
+
+def changing(trainer: Trainer, last: int, text: str) -> list[int]:
+    """Take steps up to one, leave another policy before step 4, and return how many rows wait after each."""
+    waiting, watch, folder = list[int](), trainer.policy_watch, trainer.assembly.config.run_folder
+    assert watch is not None
+    assert folder is not None
+    with trainer:
+        for step in range(trainer.clock.step, last):
+            if step == 4:
+                (folder / FILE).write_text(json.dumps({"policy": load_policy(text).to_mapping()}))
+                watch.look()
+            trainer.step(given(step, [step, 0]))
+            waiting.append(trainer.assembly.deferred_rows.num_waiting.get("closed", 0))
+    return waiting
+
+
+def test_a_policy_that_defers_from_the_middle_on_is_told_too(tmp_path: Path) -> None:
+    """Over a stop as well, and what waits is crossed off under a policy that defers nothing any more."""
+    phases = POLICY.replace("rules:", "phases: [{name: warm, until: 8ba}, {name: main}]\nrules:")
+    admitting = phases + "  - {class: closed, weight: 1}\n"
+    deferring = admitting + "  - {class: closed, phase: warm, decision: defer}\n"
+    waiting = list[int]()
+    for last, match in ((7, "Step 5 was given rows of closed"), (9, "Step 7 was given rows of closed")):
+        trainer = run(None, policy=admitting, folder=tmp_path, budget="10ba")
+        with pytest.warns(UserWarning, match="Never offered"), pytest.warns(UserWarning, match=match):
+            waiting += changing(trainer, last, deferring)
+    assert waiting == [0, 0, 0, 0, 0, 2, 3, 4, 3]
+    other = admitting.replace("weight: 0.5", "weight: 0.25")
+    with run(None, policy=other, folder=tmp_path, budget="10ba", change=("policy",)) as trainer:
+        trainer.step(given(9, [5, 6, 7]))
+        assert trainer.assembly.deferred_rows.num_waiting == {}
 
 
 PHASES = (

@@ -52,6 +52,20 @@ class MadeRows(list[Any]):
         self.read = read
 
 
+def read_of(rows: RowBatch | MadeRows) -> RowBatch:
+    """Return the rows as they were read.
+
+    Raises:
+        DataError: they weren't read together.
+    """
+    if isinstance(rows, MadeRows):
+        return rows.read
+    if not isinstance(rows, RowBatch):
+        msg = f"collate takes rows that were read together, and is given a {type(rows).__name__} of single ones, as a"
+        raise DataError(f"{msg} ConcatDataset or a collate_fn of your own has them. Give all to one StreamingDataset.")
+    return rows
+
+
 def made_rows(dataset: Any, read: RowBatch) -> MadeRows:  # noqa: ANN401  (a StreamingDataset, which imports this)
     """Give rows that were read together to a subclass's `__getitem__`, one by one."""
 
@@ -169,12 +183,12 @@ def collated(
         rows: as they were read.
         columns: which; None for all.
         transform: makes tensors of them in place of this.
-        class_names: that their class ids index.
+        class_names: that their class ids index, where the rows themselves don't say.
 
     Raises:
         DataError: the rows can't be tensors.
     """
-    read = rows.read if isinstance(rows, MadeRows) else rows
+    read = read_of(rows)
     if isinstance(rows, MadeRows) and not all(isinstance(row, Mapping) for row in rows):
         data = _collated_as_they_are(rows, columns, transform)
     else:
@@ -184,7 +198,7 @@ def collated(
         torch.from_numpy(read.row_ids),
         torch.from_numpy(read.class_ids),
         digests=None if read.digests is None else torch.from_numpy(read.digests),
-    ).by_names(class_names)
+    ).by_names(read.class_names or class_names)  # Rows may be another data set's, which numbers its own.
     one = distinct(read.class_ids)
     made = Batch(data, lineage, int(one[0]) if len(one) == 1 else None)
     gone = lineage.row_ids == TOMBSTONE
@@ -217,7 +231,7 @@ def _columns_of(rows: MadeRows) -> RowBatch:
             names.remove(name)
             names.insert(place, name)
     columns = {name: _stacked([row[name] for row in rows]) for name in names}
-    return RowBatch(columns, read.row_ids, read.class_ids, read.epochs, read.seed, read.digests)
+    return RowBatch(columns, read.row_ids, read.class_ids, read.epochs, read.seed, read.digests, read.class_names)
 
 
 def _stacked(values: list[Any]) -> ColumnValues:

@@ -37,6 +37,7 @@ class RowBatch(Sequence[dict[str, Any]]):
         epochs: int64 [rows], which visit of its source each row belongs to.
         seed: keys the draws.
         digests: uint8 [rows, 32], SHA-256 of each encoded row, where asked for.
+        class_names: that the class ids index, where the data set that read them says.
     """
 
     columns: Mapping[str, ColumnValues]
@@ -45,6 +46,7 @@ class RowBatch(Sequence[dict[str, Any]]):
     epochs: NDArray[np.int64]
     seed: int
     digests: NDArray[np.uint8] | None = None
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -71,7 +73,13 @@ class RowBatch(Sequence[dict[str, Any]]):
         }
         digests = None if self.digests is None else self.digests[indices]
         return RowBatch(
-            columns, self.row_ids[indices], self.class_ids[indices], self.epochs[indices], self.seed, digests
+            columns,
+            self.row_ids[indices],
+            self.class_ids[indices],
+            self.epochs[indices],
+            self.seed,
+            digests,
+            self.class_names,
         )
 
     def uniform(self, stream: str, num: int = 1) -> Tensor:

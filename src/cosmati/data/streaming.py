@@ -41,6 +41,7 @@ from cosmati.data.row_access import (
     naming_bad_rows,
     places_of,
     positions_of,
+    read_of,
     refuse_overrides,
 )
 from cosmati.data.rows import RowBatch, concatenate
@@ -249,7 +250,9 @@ class StreamingDataset(Choosable, Dataset[Any]):
                 digests[mine] = source.digests(shards, rows)
         row_ids[gone] = TOMBSTONE
         columns, classes = concatenate(parts, len(row_ids)), self._class_of[places.sources]
-        return RowBatch(columns, row_ids, classes, places.epochs, self.seed if seed is None else seed, digests)
+        return RowBatch(
+            columns, row_ids, classes, places.epochs, self.seed if seed is None else seed, digests, self.class_names
+        )
 
     def _without_tombstones(self, places: Places, gone: NDArray[np.bool_]) -> Places:
         if gone.all():
@@ -305,7 +308,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
 
     def collate(self, batch: RowBatch | MadeRows) -> Batch:
         """Return tensors and lineage; what a DataLoader takes as `collate_fn`."""
-        read = batch.read if isinstance(batch, MadeRows) else batch
+        read = read_of(batch)
 
         def again(places: Places) -> Batch:
             return collated(self._made(places), self.columns, self.transform, self.class_names)

@@ -102,6 +102,7 @@ class TokenMasks(TorchFunctionMode):
         self._depth = 0
         self._group: TokenGroup | None = None
         self._passed: set[int] = set()
+        self._within: set[str] = set()
         self._num_passed = 0
         self._kinds = list({id(mask): mask for mask in masks.values()}.values())
         self._put_back: list[Callable[[], None]] = []
@@ -210,10 +211,14 @@ class TokenMasks(TorchFunctionMode):
         """Run a module once for each group of tokens, in place of its forward pass."""
         given = (args, kwargs)
         shape = self._kinds[0].admits.shape
-        if self._group is not None or not torch.is_grad_enabled() or not reads_tokens(given, shape):
+        if self._group is not None:
+            self._within.add(name)
+            return forward(*args, **kwargs)
+        is_anew = name in self._within and _current_pass() != -1  # As it ran: within a larger one, for one group.
+        if is_anew or not torch.is_grad_enabled() or not reads_tokens(given, shape):
             return forward(*args, **kwargs)
 
-        counts: list[int] = []
+        counts, known = list[int](), (set(self._passed), set(self._within))
 
         def run(group: TokenGroup) -> Data:
             self._group, before = group, self._num_passed
@@ -233,6 +238,7 @@ class TokenMasks(TorchFunctionMode):
             )
             raise PlanError(msg)
         if output is None:
+            self._passed, self._within = known  # Nothing of these runs is differentiated.
             return forward(*args, **kwargs)
         if self._keep:
             read = next(one for one in iterate_tensors(given) if one.shape[:2] == shape).detach()

@@ -23,20 +23,24 @@ class DeferredRows:
     Args:
         policy: of the run; None defers nothing.
         class_map: policy's class of each of the source's classes.
-        is_told: the user was told at the start, so that the first row isn't worth another warning.
+        is_told: the user was told at the start what it defers, so that the first row isn't worth another warning.
     """
 
     def __init__(self, policy: CompiledPolicy | None, class_map: Sequence[int], *, is_told: bool) -> None:
         names = () if policy is None else policy.classes
         self._names = [names[own] for own in class_map]
         self._is_on = bool(deferred_phases(policy))
-        self._told = set(names) if is_told else set[str]()
+        self._told = set(deferred_phases(policy)) if is_told else set[str]()
         self._waiting: dict[str, set[int]] = {}
 
     @property
     def num_waiting(self) -> dict[str, int]:
         """Rows by class that were left out and haven't been given again since; of packs, documents."""
         return {name: len(rows) for name, rows in sorted(self._waiting.items()) if rows}
+
+    def go_by(self, policy: CompiledPolicy) -> None:
+        """Go by another policy over the same classes: it may defer what the one before did not."""
+        self._is_on |= bool(deferred_phases(policy))
 
     def see(self, parts: Sequence[Batch], class_ids: Sequence[int | None], step: int, router: Router) -> None:
         """Look at all of a step's microbatches, the same on every rank.
@@ -75,6 +79,7 @@ class DeferredRows:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on with what a checkpoint holds."""
         self._waiting = {name: set(ids.tolist()) for name, ids in state.items()}
+        self._is_on |= bool(self._waiting)  # Of an earlier policy, until they come again.
 
 
 def _rows_by_class(part: Batch, class_id: int | None) -> Iterator[tuple[int, set[int]]]:

@@ -159,7 +159,7 @@ class IterableFeed:
         seed: of the run.
         generators: seeded before each batch; None leaves them alone.
         ranks: each of which has to be given the same batches; None where there's one.
-        is_governed: each batch has to say the classes of its rows.
+        class_names: of a governed run, whose batches have to say the classes of their rows; empty without a policy.
 
     Attributes:
         has_ended: asked for a batch, the data had none, and would have none in another pass.
@@ -180,8 +180,9 @@ class IterableFeed:
         seed: int = 0,
         generators: DefaultGenerators | None = None,
         ranks: Ranks | None = None,
-        is_governed: bool = False,
+        class_names: Sequence[str] = (),
     ) -> None:
+        is_governed = bool(class_names)
         refuse_rows(data)
         refuse_shares(data)
         if is_governed:
@@ -192,7 +193,7 @@ class IterableFeed:
         self._num_microbatches = num_microbatches
         self._key = partial(position_key, seed, "data")
         self._generators = generators
-        self._ranks, self._is_governed = ranks or Ranks.alone(), is_governed
+        self._ranks, self._is_governed, self._class_names = ranks or Ranks.alone(), is_governed, class_names
         self._iterator: Iterator[Data] | None = None
         self._given_last: tuple[int, Data | None] = (-1, None)
         self._was_closed = False
@@ -334,7 +335,8 @@ class IterableFeed:
         if self._by_position is None or step >= (self.steps_per_epoch or 0):
             return ()
         batch = as_batch(self._by_position.read(step), 0, pieces=self._num_microbatches)
-        return split_batch(batch, self._num_microbatches, by_class=self._is_governed)
+        told = batch.numbered_by(self._class_names) if self._is_governed else batch
+        return split_batch(told, self._num_microbatches, by_class=self._is_governed)
 
     def state(self) -> Mapping[str, Any]:
         """Return the place in the pass, and the loader's own state or its generators' at the pass's start."""

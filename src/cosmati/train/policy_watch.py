@@ -196,6 +196,7 @@ class PolicyWatch:
             vouched = kept_policy(self._folder / "ledger" / FOLDER, change["signed"])
         compiled = self._compiled(policy)
         self._a.router.go_by(compiled, kind_map(compiled, self._data), token_kinds(compiled, self._data))
+        self._a.deferred_rows.go_by(compiled)
         if self._vouchers is not None:
             compiled = self._vouchers.rebase(compiled, policy.grace, vouched)
         continuity.go_by(policy, compiled, change["anchor"] and {"text": policy.to_mapping(), **change["anchor"]})

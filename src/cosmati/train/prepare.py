@@ -228,7 +228,7 @@ def _feed(
         seed=config.seed,
         generators=generators,
         ranks=ranks,
-        is_governed=given.policy is not None,
+        class_names=given.taxonomy.classes if given.policy is not None and given.taxonomy is not None else (),
     )
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio, knows_rows=False)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cosmati.core.batch import Batch
 from cosmati.core.loss import Loss
@@ -222,6 +223,39 @@ def test_each_region_learns_what_each_document_alone_may_teach_it(kind: str) -> 
     for name, parameter in network.named_parameters():
         # With SGD at rate 1 the change of a parameter is its gradient.
         torch.testing.assert_close(before[name] - parameter.detach(), expected[name], rtol=1e-11, atol=1e-13)
+
+
+class Checkpointed(nn.Module):
+    """The whole model runs for each route, since it reads positions by itself, and so would attention within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(LENGTH, 8))
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.body = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.is_anew = True
+
+    def forward(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        hidden = self.embedding(tokens) + self.position[places_in(documents)]
+        unseen = ~seen_within(documents).repeat(1, 2, 1, 1).flatten(0, 1)
+        logits: Tensor = self.head(
+            checkpoint(self.body, hidden, unseen, use_reentrant=False) if self.is_anew else self.body(hidden, unseen)
+        )
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:Parameters are read in ways")
+def test_what_is_checkpointed_within_what_runs_for_each_route_is_computed_anew_as_it_ran() -> None:
+    regions = {**BODY, "embedding": "[embedding.*, position]", "upper": "['body.norm*']"}
+    regions["lower"] = "'body.*', exclude: ['body.norm*']"
+    learnt = []
+    for is_anew in (True, False):
+        torch.manual_seed(0)
+        network = Checkpointed().double()
+        network.is_anew = is_anew
+        trainer(network, source(documents()), policy(regions=regions), loss=exact, budget="2ba").fit()
+        learnt.append(values(network))
+    assert all(torch.equal(learnt[0][name], learnt[1][name]) for name in learnt[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
