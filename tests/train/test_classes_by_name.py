@@ -200,7 +200,16 @@ def test_what_is_made_of_a_lineage_has_its_names(change: str) -> None:
     made = KEPT[change](everything())
     check_lineage(made)
     assert made.class_names == OWN
-    assert dataclasses.replace(made).class_names is None  # Whoever gives new ids says of which list they are.
+    banded = dataclasses.replace(made, bands=torch.zeros(len(made.row_ids), dtype=torch.int64))
+    assert banded.numbered_by(CLASSES).class_ids.tolist() == made.numbered_by(CLASSES).class_ids.tolist()
+    for name in ("class_ids", "parent_class_ids", "token_class_ids"):
+        if (ids := getattr(made, name)) is not None:
+            others = dataclasses.replace(made, **{name: ids.clone()})
+            sent = pickle.loads(pickle.dumps(others))
+            for lineage in (others, sent, others.select(slice(0, 1)), others.without(torch.tensor([False, False]))):
+                with pytest.raises(BatchError, match="class ids of a batch were replaced"):
+                    Batch(torch.zeros(len(lineage.row_ids), 1), lineage).numbered_by(OWN)
+            assert others.by_names(OWN).numbered_by(OWN).class_names == OWN
     other = made.numbered_by(CLASSES)
     places = torch.tensor([2, 0, 1, TOMBSTONE])
 

@@ -193,12 +193,13 @@ class Batch:
         Raises:
             BatchError: a class isn't among them.
         """
-        names, announced = self.lineage.class_names, self.class_id
-        if names is None or names == tuple(class_names):
+        lineage, names = self.lineage.numbered_by(class_names), self.lineage.class_names
+        if lineage is self.lineage or names is None:
             return self
+        announced = self.class_id
         if announced is not None:
             announced = int(renumbered(torch.tensor(announced), names, class_names))
-        return Batch(self.data, self.lineage.numbered_by(class_names), announced, self.band)
+        return Batch(self.data, lineage, announced, self.band)
 
     def to(self, device: torch.device) -> Batch:
         """Move the data; lineage stays on CPU."""

@@ -40,7 +40,7 @@ class Lineage:
         bands: int64 [rows], the band of each row within its class, where `Batch.band` doesn't say it of all.
         is_known: whether it says where the rows come from; it doesn't for rows that were only numbered.
         class_names: names that the class ids index, where their source says them (`by_names`); None: the taxonomy's.
-            `dataclasses.replace` drops them, since it may bring ids of another list.
+            Where class ids are replaced and the names aren't (`dataclasses.replace`), nobody knows: that's refused.
     """
 
     row_ids: Tensor
@@ -52,12 +52,17 @@ class Lineage:
     parent_class_ids: Tensor | None = None
     bands: Tensor | None = None
     is_known: bool = True
-    class_names: tuple[str, ...] | None = dataclasses.field(default=None, init=False)
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.class_names is not None and not isinstance(self.class_names, _NamesOf):
+            _named(self, self.class_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As arrays: a tensor that goes from one process to another takes a file descriptor, and 0.1 ms.
         own = (None if tensor is None else tensor.numpy() for tensor in self._tensors)
-        return _lineage_of_arrays, (self.class_names, self.is_known, *own)
+        names = None if self.class_names is None else tuple(self.class_names)
+        return _lineage_of_arrays, (names, _is_of_others(self), self.is_known, *own)
 
     @property
     def _tensors(self) -> tuple[Tensor | None, ...]:
@@ -79,14 +84,26 @@ class Lineage:
         """Return the same lineage, whose class ids index these names."""
         return _named(dataclasses.replace(self), class_names)
 
+    @property
+    def class_id_tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """All class ids that there are: of rows, parents and tokens."""
+        return self.class_ids, self.parent_class_ids, self.token_class_ids
+
     def numbered_by(self, class_names: Sequence[str]) -> Lineage:
         """Return the lineage with class ids that index another list of names; unchanged where it has no names.
 
         Raises:
-            BatchError: a class of its rows or tokens isn't among them, or an id has no name.
+            BatchError: a class of its rows or tokens isn't among them, an id has no name, or ids were replaced alone.
         """
         own = self.class_names
-        if own is None or own == tuple(class_names):
+        if own is None:
+            return self
+        if _is_of_others(self):
+            msg = (
+                "The class ids of a batch were replaced, and its class names weren't: of which list are they? Say it by"
+            )
+            raise BatchError(f"{msg} Lineage.by_names(class_names), with None if they're places in the taxonomy.")
+        if own == tuple(class_names):
             return self
         of = ("class_ids", "parent_class_ids", "token_class_ids")
         told = {name: ids for name in of if (ids := getattr(self, name)) is not None}
@@ -98,7 +115,7 @@ class Lineage:
         if isinstance(indices, Tensor):
             indices = indices.cpu()
         kept: list[Any] = [*(None if ids is None else ids[indices] for ids in self._tensors), self.is_known]
-        return _named(Lineage(*kept), self.class_names)
+        return _following(Lineage(*kept), self)
 
     def cut(self, change: Callable[[Tensor], Tensor], pieces: int = 1) -> Lineage:
         """Follow rows that are cut off, or into pieces which follow one another and keep their row's id.
@@ -113,7 +130,7 @@ class Lineage:
         cut = self if pieces == 1 else self.select(torch.arange(len(self.row_ids)).repeat_interleave(pieces))
         if self.token_class_ids is not None:
             classes, rows = (None if ids is None else change(ids) for ids in self.by_token)
-            cut = _named(dataclasses.replace(cut, token_class_ids=classes, token_row_ids=rows), self.class_names)
+            cut = _following(dataclasses.replace(cut, token_class_ids=classes, token_row_ids=rows), self)
             check_lineage(cut)
         return cut
 
@@ -135,7 +152,7 @@ class Lineage:
         )
         own = (self.row_ids, self.class_ids, parents, self.digests)
         mixed = Lineage(*own, parent_class_ids=of_parents, bands=self.bands, is_known=self.is_known)
-        return _named(mixed, self.class_names)
+        return _following(mixed, self)
 
     def without(self, gone: Tensor) -> Lineage:
         """Return the lineage with tombstones in place of some rows; they keep their class.
@@ -159,12 +176,35 @@ class Lineage:
             self.bands,
             self.is_known,
         )
-        return _named(rest, self.class_names)
+        return _following(rest, self)
+
+
+class _NamesOf(tuple[str, ...]):  # noqa: SLOT001  (a tuple's subclass can have none but empty ones)
+    """Names of classes, and the ids that index them: others in their place would mean other classes."""
+
+    ids: tuple[Tensor | None, ...]
 
 
 def _named(fresh: Lineage, class_names: tuple[str, ...] | None) -> Lineage:
-    object.__setattr__(fresh, "class_names", class_names)
+    names = None if class_names is None else _NamesOf(class_names)
+    if names is not None:
+        names.ids = fresh.class_id_tensors
+    object.__setattr__(fresh, "class_names", names)
     return fresh
+
+
+def _following(fresh: Lineage, whole: Lineage) -> Lineage:
+    """Give a lineage the names of the one that it was made of, and whether they're of its ids."""
+    if not _is_of_others(whole):
+        return _named(fresh, whole.class_names)
+    object.__setattr__(fresh, "class_names", whole.class_names)
+    return fresh
+
+
+def _is_of_others(lineage: Lineage) -> bool:
+    names = lineage.class_names
+    found = zip(names.ids, lineage.class_id_tensors, strict=True) if isinstance(names, _NamesOf) else ()
+    return any(new is not None and old is not new for old, new in found)
 
 
 def renumbered(ids: Tensor, names: Sequence[str], class_names: Sequence[str]) -> Tensor:
@@ -190,9 +230,14 @@ def renumbered(ids: Tensor, names: Sequence[str], class_names: Sequence[str]) ->
     return torch.tensor([*table, TOMBSTONE])[ids.long()]  # a tombstone's -1 is the last
 
 
-def _lineage_of_arrays(class_names: tuple[str, ...] | None, is_known: bool, *arrays: NDArray[Any] | None) -> Lineage:
+def _lineage_of_arrays(
+    class_names: tuple[str, ...] | None, is_of_others: bool, is_known: bool, *arrays: NDArray[Any] | None
+) -> Lineage:
     fields: list[Any] = [*(None if array is None else torch.from_numpy(array) for array in arrays), is_known]
-    return _named(Lineage(*fields), class_names)
+    found = _named(Lineage(*fields), class_names)
+    if is_of_others and isinstance(found.class_names, _NamesOf):
+        found.class_names.ids = (None, None, None)
+    return found
 
 
 class _Numbered(Lineage):

@@ -53,7 +53,7 @@ class Withholding:
         self._hidden = [bool(name) for name in seal_names(policy.classes, sensitive)]
 
     def of(self, outcome: StepOutcome) -> StepOutcome:
-        """Return the outcome without updates, without norms where a sensitive class taught, or losses where only such."""
+        """Return the outcome without updates, without norms where a sensitive class taught, or losses where all are."""
         offered = [route for route in outcome.routes if route.offered]
         hidden = [self._is_hidden(route) for route in offered]
         if not any(some for some, _ in hidden):
