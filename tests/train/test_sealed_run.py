@@ -279,6 +279,11 @@ def test_a_lie_in_a_box_or_about_what_is_sealed_is_found(
     assert {one.step for one in found.differences} == {2}
     whats = {one.what for one in found.differences}
     assert any(one.startswith(("gradient norm of region body", "sealed")) for one in whats), whats
+    told = [(one, one.without_sealed()) for one in found.differences]
+    for one, words in told:
+        is_value = one.what.startswith(("gradient norm", "loss", "direction"))
+        assert (one.logged in words) == (one.replayed in words) == (not is_value)
+        assert one.what in words
 
 
 def test_a_run_goes_on_with_its_secret_and_not_without(tmp_path: Path) -> None:

@@ -13,19 +13,19 @@ import typer
 from cosmati.cli.column_keys import NO_RIGHTS, ReadingRights, opened_ledger
 from cosmati.cli.errors import STOPPED
 from cosmati.errors import CosmatiError, LedgerError
+from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.evidence import NOBODY, TrustedEvidence, is_witnessed
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.replay_result import ReplayResult, SegmentResult
 from cosmati.ledger.row_blinds import FileOfBlinds, RecordedBlinds, Substituted, secrets_in, secrets_of_run
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE, RowSecrets
-from cosmati.ledger.sealing import KEY_FILE, ColumnKeys, OperatorKeys
+from cosmati.ledger.sealing import KEY_FILE, SEALED, ColumnKeys, OperatorKeys
 from cosmati.ledger.spot_check import result_of
 from cosmati.ledger.standing import StandingSteps
 from cosmati.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from cosmati.core.source import Source
-    from cosmati.ledger.difference import LedgerDifference
     from cosmati.recipes.replaying import Without
     from cosmati.train.replay import MakeTrainer, ReplayFound
 
@@ -149,6 +149,9 @@ class AskedReplay:
 
         from cosmati.train.facts import describe_environment
 
+        # The file goes to others, and into bundles.
+        seals = any(SEALED in tables.details for tables in self.ledger.tables)
+        in_words = LedgerDifference.without_sealed if seals else str
         segments = [
             SegmentResult(
                 first=one.segment.start,
@@ -157,7 +160,7 @@ class AskedReplay:
                 from_entry_0=one.from_entry_0,
                 outcome=one.outcome,
                 num_differences=one.num_differences,
-                differences=tuple(map(str, one.differences[:_TOLD])),
+                differences=tuple(map(in_words, one.differences[:_TOLD])),
             )
             for one in found
         ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from cosmati.ledger.details import decode_details, encode_details
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.sealing import SEALED, ColumnKeys, SealedClasses, boxes_of, divided, merged
+from cosmati.ledger.sealing import COLUMNS, SEALED, ColumnKeys, SealedClasses, boxes_of, divided, merged
 from cosmati.ledger.tables import Tables
 from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell, StepEntry
 
@@ -46,6 +46,9 @@ UNKNOWN_ROWS = bytes(DIGEST_SIZE)
 _ABSENT = object()
 
 
+_SEALABLE = tuple(column.replace("_", " ") for column in COLUMNS)
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerDifference:
     """Something that came out otherwise.
@@ -65,6 +68,13 @@ class LedgerDifference:
     def __str__(self) -> str:
         where = "" if self.step is None else f"step {self.step}, "
         return f"{where}{self.what}: {self.replayed}, and the ledger says {self.logged}"
+
+    def without_sealed(self) -> str:
+        """Return it in words for a file that others read: of a column that may be sealed, without values."""
+        if not self.what.startswith(_SEALABLE):
+            return str(self)
+        where = "" if self.step is None else f"step {self.step}, "
+        return f"{where}{self.what}: it differs, and the values are sealed"
 
 
 def compare_step(
