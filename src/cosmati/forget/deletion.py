@@ -27,7 +27,7 @@ from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.repaired_run import repair, single_classes
 from cosmati.forget.replay import Make, replay
 from cosmati.forget.request import Request
-from cosmati.forget.shredding import SALTED, kept_keys, shred, superseded_by
+from cosmati.forget.shredding import SALTED, LostKeys, kept_keys, keys_to_lose, shred, superseded_by
 from cosmati.forget.succession import CERTIFICATES, EARLIER, REQUEST
 from cosmati.ledger.roots import signed_certificates
 from cosmati.records.run import RunRecord
@@ -173,14 +173,17 @@ def carry_out(
         raise ForgetError("An ablation supersedes nothing: what it leaves may have the content. Delete after a replay.")
     _refuse_held(out, asked, begun)
     outcome = _succeed(run, asked, begun, make, out, say)
-    if outcome not in ("completed", "exhausted") or Ranks().rank:
+    if outcome not in ("completed", "exhausted"):
+        return Deletion(out, outcome)
+    lost = keys_to_lose(run, asked, begun.names, make) if delete_superseded else None
+    if Ranks().rank:
         return Deletion(out, outcome)
     found = last_certificate(out, begun.plan.digest)
     if found is None:
         say("Certifying")
         derived = () if begun.plan.first_contact is None else derived_of(run, begun.plan.first_contact)
         found = certify(run, out, begun.plan, begun.option, derived, kept_keys(out))
-    return Deletion(out, outcome, *(_erase(run, asked, begun, make, out, found, say) if delete_superseded else found))
+    return Deletion(out, outcome, *(found if lost is None else _erase(run, asked, begun, lost, out, found, say)))
 
 
 def _refuse_held(out: Path, asked: ToForget, begun: Begun) -> None:
@@ -194,7 +197,7 @@ def _erase(
     run: PastRun,
     asked: ToForget,
     begun: Begun,
-    make: Make | None,
+    lost: LostKeys,
     out: Path,
     found: tuple[Path, dict[str, Any]],
     say: Say,
@@ -207,7 +210,7 @@ def _erase(
         erase(run.folder / one.path)
     listed = [Derived(**one) for one in found[1]["derived"]]
     derived = tuple(replace(one, status=DELETED) if one in left else one for one in listed)
-    shredded = shred(run, asked, begun.names, make, out, (read_certificate(found[0])[1], int(found[0].stem)))
+    shredded = shred(run, lost, out, (read_certificate(found[0])[1], int(found[0].stem)))
     if not left and shredded.status == found[1].get("row_keys", SALTED):
         return found
     say(f"Row keys: {shredded.status}")

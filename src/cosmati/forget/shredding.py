@@ -49,30 +49,38 @@ class Shredded:
         return (*([NOT_SHREDDED[self.status]] if self.status in NOT_SHREDDED else []), *gone)
 
 
+@dataclass(frozen=True)
+class LostKeys:
+    """Whose keys go.
+
+    Attributes:
+        rows: ids of rows.
+        classes: names of classes: with a class's key go all that took part as a row of it.
+    """
+
+    rows: Collection[int] = ()
+    classes: Collection[str] = ()
+
+
 def kept_keys(out: Path) -> Shredded:
     """Return what a run's row keys are before anything is shredded."""
     return Shredded(KEPT if (out / "private" / KEYS_FILE).exists() else SALTED)
 
 
-def shred(
-    run: PastRun, asked: ToForget, names: Collection[str], make: Make | None, out: Path, certificate: tuple[str, int]
-) -> Shredded:
+def shred(run: PastRun, lost: LostKeys, out: Path, certificate: tuple[str, int]) -> Shredded:
     """Take the keys of what was forgotten out of a run and all that it succeeds; what's gone stays gone.
 
     Args:
         run: that had the content.
-        asked: what was forgotten.
-        names: of the classes, where classes are asked for.
-        make: makes the run's trainer; needed for classes that the ledger doesn't tell apart.
+        lost: whose keys go.
         out: the run without it.
         certificate: of the deletion: its digest and number.
 
     Raises:
-        ForgetError: which rows are of the classes nobody can tell. LedgerError: keys are damaged.
+        LedgerError: keys are damaged.
     """
     if kept_keys(out).status == SALTED:
         return Shredded(SALTED)
-    rows, classes = _meant(run, asked, names, make)
     tree, missing = RowKeys.load(out / "private" / KEYS_FILE).commitment, []
     for folder in [out, run.folder, *superseded_by(run.folder)]:
         path = folder / "private" / KEYS_FILE
@@ -81,8 +89,8 @@ def shred(
             missing.append(str(folder))
         elif keys is not None:
             before = keys.to_bytes()
-            keys.forget(rows)
-            keys.forget_classes(classes)
+            keys.forget(lost.rows)
+            keys.forget_classes(lost.classes)
             if keys.to_bytes() != before:
                 digest, number = certificate
                 keys.certificates = {**keys.certificates, digest: number}
@@ -90,18 +98,28 @@ def shred(
     return Shredded(SHREDDED, tuple(missing))
 
 
-def _meant(
-    run: PastRun, asked: ToForget, names: Collection[str], make: Make | None
-) -> tuple[Collection[int], Collection[str]]:
-    """Return the rows and the classes whose keys go."""
+def keys_to_lose(run: PastRun, asked: ToForget, names: Collection[str], make: Make | None) -> LostKeys:
+    """Return the rows and the classes whose keys go; every rank must ask, since a trainer may have to be made.
+
+    Args:
+        run: that had the content.
+        asked: what was forgotten.
+        names: of the classes, where classes are asked for.
+        make: makes the run's trainer; needed for classes that the ledger doesn't tell apart.
+
+    Raises:
+        ForgetError: which rows are of the classes nobody can tell.
+    """
+    if kept_keys(run.folder).status == SALTED:
+        return LostKeys()
     if asked.rows or all(tables.policy for tables in run.ledger.tables):
-        return asked.rows, () if asked.rows else names
+        return LostKeys(asked.rows, () if asked.rows else names)
     if make is None:
         msg = "Which rows are of these classes only the run's data tell. Give its recipe: --recipe FILE[:FUNCTION]."
         raise ForgetError(msg)
     trainer = make(lambda source: run.gone.of(source, run.salt), run.folder)
     try:
-        return rows_of_classes(run, trainer, names), ()
+        return LostKeys(rows_of_classes(run, trainer, names))
     finally:
         if trainer.feed is not None:
             trainer.feed.close()

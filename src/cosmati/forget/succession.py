@@ -36,6 +36,8 @@ REQUEST = "forget.json"
 EARLIER = "earlier"
 """In it: the runs that this one had succeeded, the last one first; requests of earlier releases don't name them."""
 CERTIFICATES = "certificates"
+DRAFT_NOTE, _DRAFT = "draft.json", ".draft"
+"""In a run's folder while its successor is made: where that is, and how its name ends."""
 OF_ROWS = (SALT_FILE, KEY_FILE, HOLDS)
 """Private files that go with the rows, whichever log tells of them."""
 
@@ -116,13 +118,25 @@ class Succession:
 
 def draft_folder(run: PastRun, out: Path, private: Collection[str]) -> Path:
     """Make the folder that becomes `out`, with those of the run's private files that are named."""
-    folder = out.with_name(f".{out.name}.draft")
-    shutil.rmtree(folder, ignore_errors=True)  # Of an attempt that was killed: only this makes such a one.
+    folder = out.with_name(f".{out.name}{_DRAFT}")
+    # Of attempts that were killed, here or for another `out`: with them go copies of keys.
+    for left in (folder, *_noted_draft(run.folder)):
+        shutil.rmtree(left, ignore_errors=True)
+    replace_file(run.folder / DRAFT_NOTE, json.dumps({"at": str(folder.resolve())}).encode())
     folder.mkdir(parents=True)
     (folder / "private").mkdir(mode=0o700)
     for name in filter(lambda one: (run.folder / "private" / one).exists(), private):
         shutil.copy2(run.folder / "private" / name, folder / "private" / name)
     return folder
+
+
+def _noted_draft(run: Path) -> list[Path]:
+    """Return the draft that a run's last deletion has left, if any."""
+    try:
+        draft = Path(json.loads((run / DRAFT_NOTE).read_text())["at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [draft] if draft.name.startswith(".") and draft.name.endswith(_DRAFT) else []
 
 
 def publish_folder(draft: Path, out: Path, request: Mapping[str, Any], gone: Gone, run: Path) -> None:
@@ -132,6 +146,7 @@ def publish_folder(draft: Path, out: Path, request: Mapping[str, Any], gone: Gon
     for path in (*draft.rglob("*"), draft):
         sync(path)
     publish(draft, out)
+    (run / DRAFT_NOTE).unlink(missing_ok=True)
 
 
 def note_succeeded(run: Path, out: Path) -> None:
