@@ -56,11 +56,14 @@ class Sealed:
     def __init__(self, root: Path) -> None:
         self.root, self.run = root, root / "run"
         self.world = World.made_in(root / "firm")
-        # The operator gives a taxonomy that calls nothing sensitive; what the authority has published holds.
-        self.world.trainer(self.run, {}, details_every=1, update_norm_every=1, budget="6ba").fit()
+        self.train()
         self.cli("keys", "holder", "eve", "--keys", str(root / "eve"))
         self.grant(root / "credential")
         self.release(root / "credential", root / "keys")
+
+    def train(self) -> None:
+        """Train the run; the operator gives a taxonomy that calls nothing sensitive: what the authority says holds."""
+        self.world.trainer(self.run, {}, details_every=1, update_norm_every=1, budget="6ba").fit()
 
     @property
     def origin(self) -> str:

@@ -14,6 +14,7 @@ from cosmati.errors import LedgerError, MissingExtraError
 from cosmati.ledger.derived.opened import DerivedLedger
 from cosmati.ledger.derived.opened_columns import open_columns
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.released_keys import holder_of, read_holder_key, read_released
 from cosmati.ledger.sealing import ColumnKeys
 from cosmati.ledger.tables import Tables
@@ -41,6 +42,7 @@ AuthorityRoot = Annotated[
     str,
     typer.Option("--root", help="SHA-256 of the authority's first root; the ledger's if left out."),
 ]
+_THREE_FILES = "What is sealed is read with three files: --credential, --keys and --holder-key. Give all of them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,48 @@ class ReadingRights:
         Raises:
             LedgerError: a part is missing, or the keys are others. ProvenanceError: the credential doesn't hold.
         """
-        if self.credential is None and self.keys is None and self.holder_key is None:
+        if not self.any_given:
             return None
+        read, found = self._opened(directory, run, read_with)
+        names = f"{', '.join(read.columns)} of {', '.join(read.classes)}"
+        typer.echo(f"Your credential covers {names}, until {read.until}.", err=True)
+        return found
+
+    @property
+    def any_given(self) -> bool:
+        """Whether somebody asks to read what is sealed."""
+        return any((self.credential, self.keys, self.holder_key))
+
+    def open_run(self, folder: Path) -> ColumnKeys | None:
+        """Return the keys for one run of a store; None where the credential is for another.
+
+        Args:
+            folder: of the run.
+
+        Raises:
+            LedgerError, ProvenanceError: as for `open`.
+        """
+        if self.credential is None:
+            raise LedgerError(_THREE_FILES)
+        from cosmati.provenance.authority.credential import run_named_in
+
+        try:
+            if read_verifier_key(folder / "ledger").name != run_named_in(self.credential.read_bytes()):
+                return None
+            ledger = VerifiedLedger(folder / "ledger")
+        except LedgerError:  # Who reads the run says so.
+            return None
+        return self._opened(ledger.directory, ledger.key.name, ledger.tables)[1]
+
+    def _opened(self, directory: Path, run: str, read_with: Iterable[Tables]) -> tuple[Credential, ColumnKeys]:
         if self.credential is None or self.keys is None or self.holder_key is None:
-            msg = "What is sealed is read with three files: --credential, --keys and --holder-key. Give all of them."
-            raise LedgerError(msg)
+            raise LedgerError(_THREE_FILES)
         key = read_holder_key(self.holder_key.read_bytes())
         read = checked_credential(
             self.credential, run, chain_of(directory, read_with, self.authority, self.root), holder_of(key)
         )
-        return read_released(self.keys.read_bytes(), key, run=run, credential=read.digest, covers=read.covers)
+        covered = read_released(self.keys.read_bytes(), key, run=run, credential=read.digest, covers=read.covers)
+        return read, covered
 
     def open_tables(self, derived: DerivedLedger) -> None:
         """Let derived tables hold what may be read, in memory.

@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.column_keys import (
+    AuthorityPlace,
+    AuthorityRoot,
+    CredentialFile,
+    HolderKey,
+    ReadingRights,
+    ReleasedKeys,
+)
 from cosmati.explorer.server.serve import serve
 
 
@@ -17,6 +25,11 @@ def explore(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port; the first free one from 8765 on if left out.")
     ] = None,
+    credential: CredentialFile = None,
+    released: ReleasedKeys = None,
+    holder_key: HolderKey = None,
+    authority: AuthorityPlace = "",
+    root: AuthorityRoot = "",
 ) -> None:
     """Look at runs and studies in a browser, offline, while they run and afterwards.
 
@@ -24,9 +37,13 @@ def explore(
     your own runs are in; the current one if left out. Pages are served to this machine alone, and follow what
     changes on disk.
 
+    What is measured of sensitive classes is sealed, and pages say so. --credential, --keys and --holder-key show what
+    they cover of the one run that they're for, to everybody on this machine while it's served.
+
     \b
     Examples:
       cosmati explore cosmati-quickstart
       cosmati explore runs --port 9000
     """  # noqa: D301
-    serve(store, port=port)
+    rights = ReadingRights(credential, released, holder_key, authority, root)
+    serve(store, port=port, keys_of=rights.open_run if rights.any_given else None)

@@ -75,7 +75,7 @@ def report(
 
 def _opened(run: Path, rights: ReadingRights, out: Path | None) -> ColumnKeys | None:
     """Return the keys of what somebody may read; None where nobody has asked for it."""
-    if not (rights.credential or rights.keys or rights.holder_key):
+    if not rights.any_given:
         return None
     if out is None:
         raise LedgerError("A page with what is sealed isn't for all who see the run folder. Give --out FILE.")

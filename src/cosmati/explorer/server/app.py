@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
+from cosmati.explorer.run_view import KeysOf, no_keys
 from cosmati.explorer.server.compare import compare_router
 from cosmati.explorer.server.composition import composition_router
 from cosmati.explorer.server.filter_bar import warm_choices
@@ -44,14 +45,18 @@ ROUTERS = (
 """Of each page. An address that two of them know is the first one's."""
 
 
-def make_app(index: RunIndex) -> FastAPI:
+def make_app(index: RunIndex, keys_of: KeysOf | None = None) -> FastAPI:
     """Return the application; `app.state.site` has its site.
+
+    Args:
+        index: of the store.
+        keys_of: gives the keys of sealed columns that pages of a run's folder show.
 
     Raises:
         MissingExtraError: Jinja2 or Plotly isn't installed.
     """
     app = FastAPI(title="Cosmati", docs_url=None, redoc_url=None, openapi_url=None)
-    site = app.state.site = Site(index, template_environment())
+    site = app.state.site = Site(index, template_environment(), keys_of=keys_of or no_keys)
     site.warm = lambda: warm_choices(site)
     plotly = plotly_path()
     app.middleware("http")(guard)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cosmati.errors import RunError
-from cosmati.explorer.run_view import RunView, read_run
+from cosmati.errors import CosmatiError
+from cosmati.explorer.run_view import KeysOf, RunView, no_keys, read_run
 from cosmati.explorer.server.site import FolderState
 
 WATCHED = ("run.json", "steps.jsonl", "evaluations.jsonl")
@@ -30,6 +30,7 @@ class CheckedRun:
         state: Of its files before they were read.
         ended: When, in seconds since 1970.
         seconds: That it took.
+        is_opened: Whether it shows what is sealed, as far as a credential goes.
     """
 
     view: RunView | None
@@ -37,12 +38,18 @@ class CheckedRun:
     state: FolderState
     ended: float
     seconds: float
+    is_opened: bool = False
 
 
 @dataclass
 class LedgerChecks:
-    """Runs that were checked lately, and those that are being checked now."""
+    """Runs that were checked lately, and those that are being checked now.
 
+    Args:
+        keys_of: gives the keys of sealed columns that are shown.
+    """
+
+    keys_of: KeysOf = no_keys
     _found: OrderedDict[Path, CheckedRun] = field(default_factory=OrderedDict)
     _going: dict[Path, threading.Event] = field(default_factory=dict)
     _began: dict[Path, float] = field(default_factory=dict)
@@ -81,14 +88,15 @@ class LedgerChecks:
 
     def _check(self, folder: Path, done: threading.Event) -> None:
         state, began = state_of_run(folder), time.monotonic()
-        view, problem = None, ""
+        view, problem, is_opened = None, "", False
         try:
-            view = read_run(folder)
-        except (RunError, OSError) as error:
+            keys = self.keys_of(folder)
+            view, is_opened = read_run(folder, keys=keys), keys is not None
+        except (CosmatiError, OSError) as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001  (a thread has nobody to raise to, and the page must say it)
             problem = f"It can't be read: {type(error).__name__}: {error}. Restore it from a copy."
-        found = CheckedRun(view, problem, state, time.time(), time.monotonic() - began)
+        found = CheckedRun(view, problem, state, time.time(), time.monotonic() - began, is_opened)
         with self._lock:
             self._found[folder] = found
             self._found.move_to_end(folder)

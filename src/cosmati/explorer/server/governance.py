@@ -43,7 +43,7 @@ class TaughtRow:
 
 def governance_router(site: Site) -> APIRouter:
     """Return the list of governed runs, and the page of one."""
-    router, checks = APIRouter(), LedgerChecks()
+    router, checks = APIRouter(), LedgerChecks(site.keys_of)
 
     def governed(key: str) -> RunSummary:
         found = site.index.run(key)

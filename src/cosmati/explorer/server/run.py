@@ -45,7 +45,7 @@ class _Digests(msgspec.Struct):
 
 def run_router(site: Site) -> APIRouter:
     """Return the page of a run."""
-    router, checks = APIRouter(), LedgerChecks()
+    router, checks = APIRouter(), LedgerChecks(site.keys_of)
 
     @router.get("/runs/{key}", response_class=HTMLResponse)
     def run(request: Request, key: str) -> HTMLResponse:
@@ -79,7 +79,7 @@ def _own_run(site: Site, request: Request, found: RunSummary, checks: LedgerChec
     # A long ledger takes seconds, and a running job's is another one at each look: nobody waits for that.
     is_later = job.state.is_going and (folder / "ledger").is_dir()
     checked, going = checks.ask(folder, wait=WAIT_SECONDS, anew=True) if is_later else (None, None)
-    view = read_run(folder, has_ledger=not is_later)
+    view = read_run(folder, has_ledger=not is_later, keys=None if is_later else site.keys_of(folder))
     if checked and checked.view:
         view = with_ledger_of(view, checked.view)
     return site.page(

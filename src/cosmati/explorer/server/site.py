@@ -20,6 +20,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.rendering import embedded_json, safe_markup
+from cosmati.explorer.run_view import KeysOf, no_keys
 from cosmati.explorer.views import StudyView, study_figures, study_view, with_axis
 from cosmati.records.study import StudyRecord
 from cosmati.store.index import Refreshed, RunIndex
@@ -73,12 +74,14 @@ class Site:
     Args:
         index: of the store.
         templates: of all pages.
+        keys_of: gives the keys of sealed columns that pages of a run's folder show.
         warm: works out what pages ask for anew after each change of the index, so that nobody waits for it.
     """
 
     index: RunIndex
     templates: jinja2.Environment
     last: Refreshed | None = None
+    keys_of: KeysOf = no_keys
     warm: Callable[[], object] = lambda: None
     _looked: float | None = None
     _failed: str = ""

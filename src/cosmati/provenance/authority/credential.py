@@ -202,6 +202,15 @@ def read_credential(data: bytes, chain: Chain, *, run: str, now: datetime, holde
     return found
 
 
+def run_named_in(data: bytes) -> str:
+    """Return the run that a credential is for, as it says: nobody has checked it yet.
+
+    Raises:
+        AlteredCredentialError: it's none.
+    """
+    return Credential.from_bytes(_envelope(data).payload).run
+
+
 def signers_of(
     archive: Path, facts: Iterable[Mapping[str, Any] | None], *, authority: str = "", root: str = ""
 ) -> Chain:
