@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +38,7 @@ from cosmati.provenance.authority.errors import (
 )
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.train import asking
+from cosmati.train.asking import Asking
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from tests.provenance.authority.people import NEWS, PII, TAXONOMY, People
@@ -250,15 +252,26 @@ def test_two_lose_one_after_the_other_and_a_stop_is_lifted(firms: Firms, tmp_pat
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Return what lets the authority with a root answer no more."""
+    """Return what lets the authority with a root answer no more: it's as if it had been asked an hour before.
+
+    Others have all the time that they have in a run, and take some.
+    """
     answer, real, deaf = threading.Event(), Authority.refresh, set[str]()
+    real_answer, early = Asking._answer, set[int]()
 
     def refresh(one: Authority) -> Any:
         if one.root in deaf:
             answer.wait()
+        time.sleep(0.05)
         return real(one)
 
-    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.02)
+    def answered(one: Asking) -> Any:
+        if one._authority.root in deaf:
+            early.add(threading.get_ident())
+        return real_answer(one)
+
+    monkeypatch.setattr(asking, "monotonic", lambda: time.monotonic() - 3600 * (threading.get_ident() in early))
+    monkeypatch.setattr(Asking, "_answer", answered)
     monkeypatch.setattr(Authority, "refresh", refresh)
     yield deaf.add
     answer.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,6 @@ PACE = "rows a second"
 _NO_POLICY = "0" * 64
 _MAX_ABOUT = 4 << 20
 _TRIES = 3
-KeysOf = Callable[[Path], ColumnKeys | None]
-"""Gives the keys of a run's sealed columns that a reader may read, by the run's folder."""
 _OPENED = "What a credential opens of sealed columns is shown here: this page is for its holder alone."
 _MAX_BESIDE = 2000
 
@@ -106,10 +104,6 @@ class RunView:
         """The classes that microbatches were of, in the policy's order: their places give colours."""
         seen = {name for step in self.schedule for name in step}
         return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
-
-
-def no_keys(_folder: Path) -> None:
-    """Return no keys, whichever run it is: the reader is everybody."""
 
 
 def read_run(

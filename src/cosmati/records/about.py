@@ -6,9 +6,9 @@ Nothing signs it: a run's ledger covers what was trained on and who taught what,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.encoding import FileRecord
 from cosmati.records.governance import SourceRow
 
 ABOUT_VERSION = 1
@@ -60,7 +60,7 @@ class PackageRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunAbout:
+class RunAbout(FileRecord):
     """What a run's program tells of it.
 
     Attributes:
@@ -85,20 +85,7 @@ class RunAbout:
     signatures: str = ""
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return encode_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text; `from_json(to_json(x)) == x`.
-
-        Raises:
-            RunError: not JSON, another version, or other fields or types than this version's.
-        """
-        return decode_record(cls, text, version=ABOUT_VERSION, upgrade=_with_signatures)
-
-
-def _with_signatures(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what an earlier release wrote, which said nothing of signatures."""
-    return {"signatures": "", **record}
+    @staticmethod
+    def upgraded(record: dict[str, Any]) -> dict[str, Any]:
+        """Return what an earlier release wrote, which said nothing of signatures, as this one writes it."""
+        return {"signatures": "", **record}

@@ -6,9 +6,8 @@ Nothing signs it: a certificate says what was done, and the ledger what was trai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.encoding import FileRecord
 
 DELETED_VERSION = 1
 DELETED_FILE = "deleted.json"
@@ -47,7 +46,7 @@ class MeasureRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeletedRecord:
+class DeletedRecord(FileRecord):
     """What was forgotten, in words that a certificate doesn't have, and what was measured.
 
     Attributes:
@@ -73,16 +72,3 @@ class DeletedRecord:
     measures: tuple[MeasureRecord, ...]
     seconds: float
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return encode_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text; `from_json(to_json(x)) == x`.
-
-        Raises:
-            RunError: not JSON, another version, or other fields or types than this version's.
-        """
-        return decode_record(cls, text, version=DELETED_VERSION)

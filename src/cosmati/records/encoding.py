@@ -15,7 +15,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from cosmati.errors import RunError
 
@@ -52,6 +52,30 @@ def decode_record(
             "Open it with the release of Cosmati that wrote it."
         )
     return typing.cast("T", _decode(kind, value, kind.__name__))
+
+
+class FileRecord:
+    """A frozen record that is a file of its own; its `version` defaults to the one that this release reads."""
+
+    version: int
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return encode_record(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record from JSON text; `from_json(to_json(x)) == x`. What `upgraded` knows is read too.
+
+        Raises:
+            RunError: not JSON, another version, or other fields or types than this version's.
+        """
+        return decode_record(cls, text, version=cls.version, upgrade=cls.upgraded)
+
+    @staticmethod
+    def upgraded(record: dict[str, Any]) -> dict[str, Any]:
+        """Return what an earlier release wrote as this one writes it."""
+        return record
 
 
 def encode_records(records: Sequence[Any]) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 from cosmati.errors import RunError
-from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.encoding import FileRecord
 
 GOVERNANCE_VERSION = 1
 
@@ -92,7 +91,7 @@ class LedgerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GovernanceFacts:
+class GovernanceFacts(FileRecord):
     """Policy, contribution, sources and ledger of one governed run.
 
     Attributes:
@@ -134,16 +133,3 @@ class GovernanceFacts:
                         f"The policy table lacks class {name!r}, phase {phase!r}, regions {missing}. "
                         "Build the facts from the compiled policy, which is total."
                     )
-
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return encode_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text; `from_json(to_json(x)) == x`.
-
-        Raises:
-            RunError: not JSON, another version, or other fields or types than this version's.
-        """
-        return decode_record(cls, text, version=GOVERNANCE_VERSION)

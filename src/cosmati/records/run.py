@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
-from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.encoding import FileRecord
 
 RUN_VERSION = 1
 
@@ -43,7 +42,7 @@ class GuaranteeRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunRecord(FileRecord):
     """What a run was, what it promised and what came out of it.
 
     Attributes:
@@ -87,16 +86,3 @@ class RunRecord:
     started: str
     ended: str | None
     metrics: Mapping[str, float]
-
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return encode_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text; `from_json(to_json(x)) == x`.
-
-        Raises:
-            RunError: not JSON, another version, or other fields or types than this version's.
-        """
-        return decode_record(cls, text, version=RUN_VERSION)

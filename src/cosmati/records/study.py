@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from cosmati.errors import RunError
-from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.encoding import FileRecord
 from cosmati.records.study_upgrades import refuse_nameless_profile, upgraded_study
 
 STUDY_VERSION = 4
@@ -93,7 +93,7 @@ class CostProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileRecord:
+class ProfileRecord(FileRecord):
     """What the arms of a study cost on some hardware, profiled there without the study's runs.
 
     Attributes:
@@ -110,18 +110,7 @@ class ProfileRecord:
     recipes: Mapping[str, str]
     costs: tuple[CostProfile, ...]
 
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return encode_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text.
-
-        Raises:
-            RunError: not JSON, another version, or other fields or types than this version's.
-        """
-        return decode_record(cls, text, version=PROFILE_VERSION, upgrade=refuse_nameless_profile)
+    upgraded = staticmethod(refuse_nameless_profile)
 
 
 @dataclass(frozen=True)
@@ -284,7 +273,7 @@ class ChecklistItem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyRecord:
+class StudyRecord(FileRecord):
     """A whole study.
 
     Attributes:
@@ -339,9 +328,7 @@ class StudyRecord:
                 f"runs with {len(set(keys))} different keys. Name each arm once, keep one run for each key."
             )
 
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return encode_record(self)
+    upgraded = staticmethod(upgraded_study)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -350,7 +337,7 @@ class StudyRecord:
         Raises:
             RunError: not JSON, another version, other fields or types than this version's, or times that no clock has.
         """
-        record = decode_record(cls, text, version=STUDY_VERSION, upgrade=upgraded_study)
+        record = super().from_json(text)
         for run in record.runs:
             for point in (*run.points, run.final):
                 if not (0 <= point.seconds < _MAX_SECONDS and 0 <= point.cpu_seconds < _MAX_SECONDS):

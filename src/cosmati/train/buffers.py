@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cosmati.core.rng import DefaultGenerators
 from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
 from cosmati.train.held import remember
@@ -199,9 +200,10 @@ def _is_exact(layer: _BatchNorm) -> bool | None:
     put_back = remember({"": layer})
     try:
         where = _statistic(layer, STATISTICS[0]).device
-        with torch.random.fork_rng([where] if where.type == "cuda" else []), torch.no_grad():
+        generators = DefaultGenerators(where)
+        with generators.restored(), torch.no_grad():
             # Some begin as BatchNorm, and read what runs later.
-            tried = [_trial(layer, seed, count) for seed in range(4) for count in (0, 1_000_000)]
+            tried = [_trial(layer, generators, seed, count) for seed in range(4) for count in (0, 1_000_000)]
     except Exception:  # noqa: BLE001  (the user's own code, on rows of ours)
         return None
     finally:
@@ -212,7 +214,7 @@ def _is_exact(layer: _BatchNorm) -> bool | None:
 _MOMENTUM = 0.1
 
 
-def _trial(layer: _BatchNorm, seed: int, count: int) -> bool | None:
+def _trial(layer: _BatchNorm, generators: DefaultGenerators, seed: int, count: int) -> bool | None:
     rows = _rows_for(layer, seed)
     results = []
     for mean, variance, momentum in ((0.7, 2.3, _MOMENTUM), (-3.0, 9.0, 1.0)):
@@ -220,7 +222,7 @@ def _trial(layer: _BatchNorm, seed: int, count: int) -> bool | None:
         own.momentum = momentum
         for name, value in zip(STATISTICS, (mean, variance, count), strict=True):
             _statistic(own, name).fill_(value)
-        torch.manual_seed(seed)
+        generators.seed(seed)
         results.append((own, own.forward(rows)))
     (own, output), (alone, other) = results
     folded = copy.deepcopy(layer)

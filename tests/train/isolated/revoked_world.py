@@ -29,11 +29,6 @@ rules:
 """
 
 
-def made_in(root: Path) -> Path:
-    World.made_in(root)
-    return root
-
-
 def loss(model: nn.Module, rows: Tensor) -> Loss:
     values = (model(rows.float()[:, None] / 24) - 1).square().mean(1)
     return Loss(values.sum(), float(len(values)), per_row=values)
@@ -80,6 +75,11 @@ def tensors(run: Trainer) -> dict[str, Tensor]:
     for index, state in run.states.items():
         found |= {f"method.{index}.{name}": value for name, value in _flat(state)}
     return {name: value.detach().clone() for name, value in found.items()}
+
+
+def shared(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what isn't a class's own."""
+    return {name: value for name, value in values.items() if "isolated" not in name}
 
 
 def _flat(state: Any, name: str = "") -> list[tuple[str, Tensor]]:

@@ -21,34 +21,12 @@ from cosmati.train.observers.observer import Observer
 from tests.processes import PythonProcess, launch_ranks
 from tests.provenance.authority.people import PII
 from tests.train.isolated import revoked_worker
-from tests.train.isolated.revoked_world import PAIR, error, made_in, tensors, trainer
+from tests.train.isolated.revoked_world import PAIR, error, shared, tensors, trainer
 from tests.train.test_authority_watch import in_force, verify
 from tests.train.vouched_world import World, hide, revoke, rows_by_step
 
 WORKER = revoked_worker.__file__
 REJECT = "{revocation: reject}"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_in(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture
-def world(made: Path, tmp_path: Path) -> World:
-    return World.found_in(Path(shutil.copytree(made, tmp_path / "world")))
-
-
-@pytest.fixture(scope="module")
-def never(made: Path) -> dict[str, Tensor]:
-    """What everything else comes to in the run that never saw the class."""
-    run = trainer(World.found_in(made), None, {}, gone=True)
-    run.fit()
-    return shared(tensors(run))
-
-
-def shared(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in values.items() if "isolated" not in name}
 
 
 def own(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -36,19 +36,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_in(tmp_path_factory.mktemp("world"))
 
 
-@pytest.fixture
-def world(made: Path, tmp_path: Path) -> World:
-    return World.found_in(Path(shutil.copytree(made, tmp_path / "world")))
-
-
-@pytest.fixture(scope="module")
-def never(made: Path) -> dict[str, Tensor]:
-    """What everything else comes to in the run that never saw the class."""
-    run = trainer(World.found_in(made), None, {}, gone=True)
-    run.fit()
-    return {name: value for name, value in tensors(run).items() if "isolated" not in name}
-
-
 def prepared(world: World, kind: Any, **more: Any) -> Artifact:
     return artifact(kind, world.people.root / "others" / "tokenizer", authority=authority(world, **more))
 

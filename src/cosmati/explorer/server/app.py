@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
-from cosmati.explorer.run_view import KeysOf, no_keys
 from cosmati.explorer.server.compare import compare_router
 from cosmati.explorer.server.composition import composition_router
 from cosmati.explorer.server.filter_bar import warm_choices
@@ -23,7 +22,7 @@ from cosmati.explorer.server.parts import parts_router
 from cosmati.explorer.server.run import run_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
-from cosmati.explorer.server.site import Site
+from cosmati.explorer.server.site import KeysOf, Site, no_keys
 from cosmati.explorer.server.studies import studies_router
 from cosmati.explorer.server.tradeoffs import tradeoffs_router
 from cosmati.store.index import RunIndex

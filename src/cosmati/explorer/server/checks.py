@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cosmati.errors import CosmatiError
-from cosmati.explorer.run_view import KeysOf, RunView, no_keys, read_run
-from cosmati.explorer.server.site import FolderState
+from cosmati.explorer.run_view import RunView, read_run
+from cosmati.explorer.server.site import FolderState, KeysOf, no_keys
 
 WATCHED = ("run.json", "steps.jsonl", "evaluations.jsonl")
 """And each file of the ledger."""

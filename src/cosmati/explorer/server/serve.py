@@ -12,12 +12,11 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.explorer.rendering import missing
-from cosmati.explorer.run_view import KeysOf
 from cosmati.progress import ProgressDisplay
 from cosmati.store.index import RunIndex
 
 if TYPE_CHECKING:
-    from cosmati.explorer.server.site import Site  # needs FastAPI
+    from cosmati.explorer.server.site import KeysOf, Site  # needs FastAPI
 
 DEFAULT_PORT, NUM_PORTS = 8765, 20
 HOST = "127.0.0.1"

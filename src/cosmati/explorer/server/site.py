@@ -20,8 +20,8 @@ from starlette.convertors import Convertor, register_url_convertor
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.rendering import embedded_json, safe_markup
-from cosmati.explorer.run_view import KeysOf, no_keys
 from cosmati.explorer.views import StudyView, study_figures, study_view, with_axis
+from cosmati.ledger.sealing import ColumnKeys
 from cosmati.records.study import StudyRecord
 from cosmati.store.index import Refreshed, RunIndex
 from cosmati.store.reading import study_record
@@ -41,6 +41,8 @@ NAVIGATION = (
     ("/governance", "Governance"),
 )
 STUDY_FILES = (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE)
+KeysOf = Callable[[Path], ColumnKeys | None]
+"""Gives the keys of a run's sealed columns that are shown, by the run's folder."""
 FolderState = tuple[tuple[str, int, int], ...]
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
@@ -48,6 +50,10 @@ _SOONEST = 2.0
 """Seconds between looks for changes, at least."""
 _LOOKED_AT = 60.0
 """Seconds after the last page in which somebody may still ask for the next one."""
+
+
+def no_keys(_folder: Path) -> None:
+    """Return no keys, whichever run it is: pages are for everybody."""
 
 
 class AnyTextConvertor(Convertor[str]):
