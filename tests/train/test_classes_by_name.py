@@ -195,6 +195,12 @@ KEPT: dict[str, Callable[[Lineage], Lineage]] = {
 }
 
 
+def test_ids_of_inference_mode_have_names_too() -> None:
+    with torch.inference_mode():
+        own = Lineage(torch.arange(3), torch.tensor([0, 1, 2])).by_names(OWN)
+    assert own.numbered_by(CLASSES).class_ids.tolist() == [2, 0, 1]
+
+
 @pytest.mark.parametrize("change", KEPT)
 def test_what_is_made_of_a_lineage_has_its_names(change: str) -> None:
     made = KEPT[change](everything())
@@ -210,6 +216,11 @@ def test_what_is_made_of_a_lineage_has_its_names(change: str) -> None:
                 with pytest.raises(BatchError, match="class ids of a batch were replaced"):
                     Batch(torch.zeros(len(lineage.row_ids), 1), lineage).numbered_by(OWN)
             assert others.by_names(OWN).numbered_by(OWN).class_names == OWN
+            written = KEPT[change](everything())
+            getattr(written, name)[:] = ids.flip(0)
+            with pytest.raises(BatchError, match="class ids of a batch were replaced"):
+                written.numbered_by(CLASSES)
+            assert written.by_names(OWN).numbered_by(OWN).class_names == OWN, "whoever says so again"
     other = made.numbered_by(CLASSES)
     places = torch.tensor([2, 0, 1, TOMBSTONE])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,25 @@ def test_rows_of_a_deferred_class_are_told_until_they_come_again() -> None:
 def test_a_loop_that_gives_them_again_ends_in_silence() -> None:
     trainer = made()
     assert taken(trainer, [[0, 1], [], [], [], [1], [0]]) == [2, 2, 2, 2, 1, 0]
+
+
+REJECTING = DEFERRING.replace("{name: main}", "{name: main, until: 6ba}, {name: late}").replace(
+    "phase: main, weight: 1", "phase: main, decision: reject}\n  - {class: closed, phase: late, weight: 1"
+)
+
+
+def test_rows_that_come_again_while_their_class_is_rejected_wait_on() -> None:
+    with pytest.warns(UserWarning, match="defers closed in warm"):
+        trainer = run(None, policy=REJECTING)
+
+    def waiting() -> Iterator[int]:
+        with trainer:
+            for step, closed in enumerate([[0, 1], [], [], [], [0, 2], [1], [1]]):
+                trainer.step(given(step, closed))
+                yield trainer.assembly.deferred_rows.num_waiting["closed"]
+
+    with pytest.warns(UserWarning, match="Never offered, being deferred: 1 row"):
+        assert [*waiting()] == [2, 2, 2, 2, 2, 2, 1], "row 2, which came while they're rejected, waits for nothing"
 
 
 def test_the_count_outlives_a_stop_and_the_ledger_has_the_microbatches(tmp_path: Path) -> None:

@@ -180,15 +180,17 @@ class Lineage:
 
 
 class _NamesOf(tuple[str, ...]):  # noqa: SLOT001  (a tuple's subclass can have none but empty ones)
-    """Names of classes, and the ids that index them: others in their place would mean other classes."""
+    """Names of classes, and the ids that index them: others, or others in them, would mean other classes."""
 
     ids: tuple[Tensor | None, ...]
+    versions: tuple[int, ...]
 
 
 def _named(fresh: Lineage, class_names: tuple[str, ...] | None) -> Lineage:
     names = None if class_names is None else _NamesOf(class_names)
     if names is not None:
         names.ids = fresh.class_id_tensors
+        names.versions = _versions_of(names.ids)
     object.__setattr__(fresh, "class_names", names)
     return fresh
 
@@ -203,8 +205,15 @@ def _following(fresh: Lineage, whole: Lineage) -> Lineage:
 
 def _is_of_others(lineage: Lineage) -> bool:
     names = lineage.class_names
-    found = zip(names.ids, lineage.class_id_tensors, strict=True) if isinstance(names, _NamesOf) else ()
-    return any(new is not None and old is not new for old, new in found)
+    if not isinstance(names, _NamesOf):
+        return False
+    found = zip(names.ids, lineage.class_id_tensors, strict=True)
+    return any(new is not None and old is not new for old, new in found) or names.versions != _versions_of(names.ids)
+
+
+def _versions_of(tensors: Sequence[Tensor | None]) -> tuple[int, ...]:
+    """Return how often each tensor was written to in place; those of inference mode aren't counted."""
+    return tuple(-1 if one is None or one.is_inference() else one._version for one in tensors)  # noqa: SLF001
 
 
 def renumbered(ids: Tensor, names: Sequence[str], class_names: Sequence[str]) -> Tensor:

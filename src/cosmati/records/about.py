@@ -86,6 +86,6 @@ class RunAbout(FileRecord):
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def upgraded(record: dict[str, Any]) -> dict[str, Any]:
+    def upgraded(record: dict[str, Any], /) -> dict[str, Any]:
         """Return what an earlier release wrote, which said nothing of signatures, as this one writes it."""
         return {"signatures": "", **record}

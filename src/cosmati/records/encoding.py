@@ -73,7 +73,7 @@ class FileRecord:
         return decode_record(cls, text, version=cls.version, upgrade=cls.upgraded)
 
     @staticmethod
-    def upgraded(record: dict[str, Any]) -> dict[str, Any]:
+    def upgraded(record: dict[str, Any], /) -> dict[str, Any]:
         """Return what an earlier release wrote as this one writes it."""
         return record
 

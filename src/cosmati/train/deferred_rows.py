@@ -57,10 +57,11 @@ class DeferredRows:
             for class_id, rows in _rows_by_class(part, given):
                 name = self._names[class_id]
                 waiting = self._waiting.setdefault(name, set())
-                if router.defers(class_id, step, part.band, in_packs=given is None):
+                decision = router.decision(class_id, step, part.band, in_packs=given is None)
+                if decision == "defer":
                     self._tell(name, step)
                     waiting.update(rows)
-                else:
+                elif decision != "reject":  # Those that come again and are rejected are offered nothing.
                     waiting.difference_update(rows)
 
     def _tell(self, name: str, step: int) -> None:

@@ -155,8 +155,8 @@ class Router:
         alike = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
         return Route(-1, phase, -1, alike, bool(offered), TokenRoute(table, mixed, withheld, cells))
 
-    def defers(self, class_id: int, step: int, band: int = 0, *, in_packs: bool = False) -> bool:
-        """Say whether rows of a class have to wait at a step.
+    def decision(self, class_id: int, step: int, band: int = 0, *, in_packs: bool = False) -> str:
+        """Return what is decided on rows of a class at a step; `admit` where there's no policy.
 
         Args:
             class_id: as the source numbers it.
@@ -166,10 +166,10 @@ class Router:
         """
         policy = self._policy
         if policy is None:
-            return False
+            return "admit"
         kind = self._kind_of(band) if len(policy.kinds) > 1 else band
         row = policy.row(self._class_map[class_id], self._kind_of_tokens(class_id, band) if in_packs else kind)
-        return policy.decision[row][policy.phase_at(step)] == "defer"
+        return policy.decision[row][policy.phase_at(step)]
 
     def class_of(self, batch: Batch) -> int | None:
         """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.
