@@ -128,3 +128,20 @@ def test_what_the_values_are_made_of() -> None:
     before = values.clone()
     sketch.of("w", values)
     assert torch.equal(values, before)
+
+
+def test_who_chooses_the_seed_chooses_what_is_shown() -> None:
+    """ADR 25: an operator tries seeds, or content whose gradient a seed doesn't show; another seed shows it."""
+    one, two = torch.eye(64)[3], torch.eye(64)[40]
+
+    def cosine(seed: int) -> float:
+        a, b = (DirectionSketch(seed).of("w", each) for each in (one, two))
+        return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+    assert max(map(cosine, range(400))) > 0.6
+    rows = torch.stack([DirectionSketch(0).of("w", unit) for unit in torch.eye(64)], dim=1).double()
+    start = torch.randn(64, generator=torch.Generator().manual_seed(0)).double()
+    hidden = start - torch.linalg.pinv(rows) @ (rows @ start)
+    shown = [float(DirectionSketch(seed).of("w", hidden.float()).norm() / hidden.norm()) for seed in (0, 1)]
+    assert shown[0] < 1e-5
+    assert shown[1] > 0.5
