@@ -249,7 +249,8 @@ def wrongs(asked: Asked, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     (root / "changed").write_bytes(
         text.replace(b'"payload": "', b'"payload": "A').replace(b'"payload":"', b'"payload":"A')
     )
-    found["credential"] = asked.given(root / "changed", asked.root / "keys")
+    found["This is no credential"] = asked.given(root / "changed", asked.root / "keys")
+    found["none can't be read: No such file"] = asked.given(root / "none", asked.root / "keys")
     asked.cli("keys", "holder", "mallory", "--keys", str(root))
     stolen = asked.given(asked.root / "credential", asked.root / "keys")
     found["holder"] = [*stolen[:-1], str(root / "mallory.holder.key")]

@@ -97,10 +97,9 @@ class ReadingRights:
         """
         if self.credential is None:
             raise LedgerError(_THREE_FILES)
-        from cosmati.provenance.authority.credential import run_named_in
-
+        run = _run_named_in(self.credential)
         try:
-            if read_verifier_key(folder / "ledger").name != run_named_in(self.credential.read_bytes()):
+            if read_verifier_key(folder / "ledger").name != run:
                 return None
             ledger = VerifiedLedger(folder / "ledger")
         except LedgerError:  # Who reads the run says so.
@@ -110,11 +109,11 @@ class ReadingRights:
     def _opened(self, directory: Path, run: str, read_with: Iterable[Tables]) -> tuple[Credential, ColumnKeys]:
         if self.credential is None or self.keys is None or self.holder_key is None:
             raise LedgerError(_THREE_FILES)
-        key = read_holder_key(self.holder_key.read_bytes())
+        key = read_holder_key(_content_of(self.holder_key))
         read = checked_credential(
             self.credential, run, chain_of(directory, read_with, self.authority, self.root), holder_of(key)
         )
-        covered = read_released(self.keys.read_bytes(), key, run=run, credential=read.digest, covers=read.covers)
+        covered = read_released(_content_of(self.keys), key, run=run, credential=read.digest, covers=read.covers)
         return read, covered
 
     def open_tables(self, derived: DerivedLedger) -> None:
@@ -125,6 +124,26 @@ class ReadingRights:
         """
         if (keys := self.open(derived.ledger, derived.index.origin, derived.tables)) is not None:
             open_columns(derived, keys)
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"{path} can't be read: {error.strerror}. Give the file that you were sent.") from error
+
+
+def _run_named_in(credential: Path) -> str:
+    """Return the run that a credential is for, as it says."""
+    try:
+        from cosmati.provenance.authority.credential import run_named_in
+    except ImportError as error:
+        raise _missing(error) from error
+    return run_named_in(_content_of(credential))
+
+
+def _missing(error: ImportError) -> MissingExtraError:
+    return MissingExtraError(f"Credentials need another package ({error.name}): pip install 'cosmati[authority]'.")
 
 
 NO_RIGHTS = ReadingRights()
@@ -138,7 +157,7 @@ def checked_credential(path: Path, run: str, chain: Chain, holder: str | None = 
     """
     from cosmati.provenance.authority.credential import read_credential
 
-    return read_credential(path.read_bytes(), chain, run=run, now=datetime.now(UTC), holder=holder)
+    return read_credential(_content_of(path), chain, run=run, now=datetime.now(UTC), holder=holder)
 
 
 def chain_of(directory: Path, read_with: Iterable[Tables], authority: str = "", root: str = "") -> Chain:
@@ -150,8 +169,7 @@ def chain_of(directory: Path, read_with: Iterable[Tables], authority: str = "", 
     try:
         from cosmati.provenance.authority.credential import signers_of
     except ImportError as error:
-        msg = f"Credentials need another package ({error.name}): pip install 'cosmati[authority]'."
-        raise MissingExtraError(msg) from error
+        raise _missing(error) from error
     facts = [tables.details.get("provenance") for tables in read_with]
     return signers_of(directory / FOLDER, facts, authority=authority, root=root)
 
