@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -197,6 +199,14 @@ class Scaled(nn.BatchNorm1d):
         return super().forward(rows).relu()
 
 
+class Noisy(nn.BatchNorm1d):
+    """A plain BatchNorm, and something after it that draws, from whatever there is to draw from."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        factor = random.random() + np.random.rand()  # noqa: NPY002
+        return nn.functional.dropout(super().forward(rows) * factor, training=self.training)
+
+
 class Inline(nn.BatchNorm2d):
     """The native kernel, called by itself."""
 
@@ -208,12 +218,14 @@ class Inline(nn.BatchNorm2d):
 
 def test_a_subclass_whose_statistics_cannot_be_folded_is_left_alone() -> None:
     model = nn.Sequential(
-        Renormalised(3), Later(3), Skipping(3), Scaled(3), Inline(3), nn.BatchNorm3d(3), Uncounted(64)
+        Renormalised(3), Later(3), Skipping(3), Scaled(3), Inline(3), nn.BatchNorm3d(3), Uncounted(64), Noisy(3)
     )
     before, state = [buffer.clone() for buffer in model.buffers()], torch.get_rng_state()
+    others = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     statistics = BatchNormStatistics(model)
     assert statistics.unlike == ["0", "1", "2"]
-    assert list(statistics.layers) == ["3", "4", "5", "6"]
+    assert list(statistics.layers) == ["3", "4", "5", "6", "7"]
     assert statistics.rounded == ("6",)
     assert all(torch.equal(one, two) for one, two in zip(model.buffers(), before, strict=True))
     assert torch.equal(state, torch.get_rng_state())
+    assert others == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
