@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from cosmati.core.batch import Batch
-from cosmati.errors import CheckpointError, CosmatiError, ForgetError
+from cosmati.errors import CosmatiError, ForgetError
 from cosmati.forget.ablation import Wrap
 from cosmati.forget.legs import Leg, leg_at, legs_after, legs_of
 from cosmati.forget.making import Make, RecipeThen
@@ -16,11 +14,9 @@ from cosmati.forget.past_run import PastRun, Start
 from cosmati.provenance.kept_vouchers import kept_policy
 from cosmati.provenance.voucher import FOLDER
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.budget_change import check_past
 from cosmati.train.config import CHANGEABLE
 from cosmati.train.identity import kind_of
 from cosmati.train.policy_change import Anchor, anchor_of, change_policy
-from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.trainer import Trainer
 
 
@@ -82,7 +78,7 @@ class PastTrainers:
                 refuse_unlike(self.legs, leg, trainer)
                 anchor = self._changed(leg, trainer, anchor, begins=start.checkpoint is None and leg is legs[0])
             except CosmatiError as error:
-                yield f"{_steps(leg)} can't be gone through again: {error}"
+                yield str(error) if isinstance(error, ForgetError) else f"{_steps(leg)} can't be taken again: {error}"
                 return
 
     def _changed(self, leg: Leg, trainer: Trainer, anchor: Anchor | None, *, begins: bool) -> Anchor | None:
@@ -93,9 +89,6 @@ class PastTrainers:
         """
         a, policy = trainer.assembly, trainer.prepared.given.policy
         anchor = anchor_of(policy) if begins else change_policy(anchor, policy, a, leg.first)[0]
-        kept = _kept(self._run.folder, leg.first)
-        if kept is not None and not begins and kept.facts["identity"]["budget.span"] != leg.recipe["budget.span"]:
-            check_past(a, kept, schedule_is_new=True)
         for one in leg.policy_changes:
             if leg.first < one["step"] and (leg.end is None or one["step"] < leg.end):
                 anchor = one["anchor"] and {"text": one["text"], **one["anchor"]}
@@ -163,26 +156,17 @@ def refuse_unlike(legs: Sequence[Leg], leg: Leg, trainer: Trainer) -> None:
     """
     made = {name: value for name, value in trainer.prepared.identity.items() if kind_of(name) in CHANGEABLE}
     now = {name: "" if value is None else str(value) for name, value in made.items()}
-    names = sorted(name for name in {**leg.recipe, **now} if leg.recipe.get(name, "") != now.get(name, ""))
+    names = [name for name in {**leg.recipe, **now} if leg.recipe.get(name, "") != now.get(name, "")]
+    what = f"{_steps(leg)} had another {' and another '.join(sorted(set(map(kind_of, names))))} than"
     if names and leg == legs[-1]:
-        msg = f"{_steps(leg)} had another {', '.join(names)} than the recipe. Give the one that the run ended with."
-        raise ForgetError(msg)
+        raise ForgetError(f"{what} the recipe. Give the one that the run ended with.")
     if names:
         msg = (
-            f"{_steps(leg)} had another {', '.join(names)} than can be made again. From before a stop at which that "
-            "was changed the ledger gives policies, budgets and the schedules of cosmati.optim. Train anew without the "
-            "content, or forget what came after that stop."
+            f"{what} can be made again. From before a stop the ledger gives policies, budgets and the schedules of "
+            "cosmati.optim. Train anew without the content, or forget what came after that stop."
         )
         raise ForgetError(msg)
 
 
 def _steps(leg: Leg) -> str:
     return f"Steps {leg.first} to {'the end' if leg.end is None else leg.end - 1}"
-
-
-def _kept(folder: Path, step: int) -> Checkpoint | None:
-    """Return what the run has kept of its state at a step, without the tensors; None where it has nothing."""
-    with suppress(OSError, ValueError, KeyError, CheckpointError):
-        facts = json.loads((folder / "checkpoints" / f"step-{step:08d}" / "state.json").read_text())
-        return Checkpoint(facts.pop("step"), {}, {}, facts)
-    return None
