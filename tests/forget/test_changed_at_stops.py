@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,30 +36,30 @@ def planned(run: Path, asked: ToForget, recipe: Recipe) -> Option:
     return option
 
 
-@pytest.fixture(scope="module", params=list(RUNS))
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+QUICK = [("policy", 1), ("policy, and another order", 3), ("longer budget", 5), ("schedule", 3)]
+"""Before the stop, at its checkpoint, and after it; of the run of three legs each deletion below has one more."""
 
 
-@pytest.fixture(scope="module")
-def run(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(RUNS[name], tmp_path_factory.mktemp("stopped") / "run")
-
-
-@pytest.mark.parametrize("step", [1, 3, 5])
-def test_the_bits_are_those_of_the_run_without_the_rows(name: str, run: Path, step: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param(name, step, marks=() if (name, step) in QUICK else pytest.mark.slow)
+        for name in RUNS
+        for step in (1, 3, 5)
+    ],
+)
+def test_the_bits_are_those_of_the_run_without_the_rows(name: str, step: int, tmp_path: Path) -> None:
     (*_, (recipe, end)) = RUNS[name]
-    rows = rows_of_step(data(), step)
+    rows, run = rows_of_step(data(), step), trained(RUNS[name], tmp_path / "run")
     option = planned(run, ToForget(rows=rows), recipe)
     assert option.num_steps == end - option.from_step
-    own = Path(shutil.copytree(run, tmp_path / "run"))
-    done = forgotten(own, ToForget(rows=rows), maker(recipe), tmp_path / "out")
+    done = forgotten(run, ToForget(rows=rows), maker(recipe), tmp_path / "out")
     truth = trained(RUNS[name], tmp_path / "truth", without(rows=rows))
     assert not differing(tensors(done.out), tensors(truth))
     assert differing(tensors(run), tensors(truth)), "the control: the rows had taught"
     assert done.certificate is not None
     assert verify_certificate(done.certificate, done.out / "ledger").entry
-    report = verify_ledger(done.out / "ledger", pinned=(own / "ledger" / "checkpoint").read_text())
+    report = verify_ledger(done.out / "ledger", pinned=(run / "ledger" / "checkpoint").read_text())
     assert (report.num_steps, report.has_ended) == (end, True)
 
 
@@ -115,7 +114,9 @@ def test_another_deletion_goes_through_the_legs_of_the_first_ones_result(tmp_pat
 RECIPE = str(Path(stopped.__file__))
 
 
-@pytest.mark.parametrize("at", ["3", "between", pytest.param("0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "at", ["between", pytest.param("3", marks=pytest.mark.slow), pytest.param("0", marks=pytest.mark.slow)]
+)
 def test_killed_in_any_leg_it_goes_on(at: str, tmp_path: Path) -> None:
     """In the second of three, and where the second has ended and the third isn't begun: no certificate comes early."""
     rows, path = rows_of_step(data(), 1), tmp_path / "ids"
