@@ -36,8 +36,8 @@ def planned(run: Path, asked: ToForget, recipe: Recipe) -> Option:
     return option
 
 
-QUICK = [("policy", 1), ("policy, and another order", 3), ("longer budget", 5), ("schedule", 3)]
-"""Before the stop, at its checkpoint, and after it; of the run of three legs each deletion below has one more."""
+QUICK = [("policy", 3), ("policy, and another order", 1), ("longer budget", 5), ("schedule", 1)]
+"""Before the stop, and from its very checkpoint; the deletions below are from a run of three legs."""
 
 
 @pytest.mark.parametrize(
