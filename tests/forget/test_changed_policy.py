@@ -99,7 +99,7 @@ MOST = AFTER.replace("0.5", "0.25")
         (4, 8, 1),
         (8, 4, 1),
         pytest.param(4, 8, 6, marks=pytest.mark.slow),
-        pytest.param(8, 4, 4, marks=pytest.mark.slow),
+        pytest.param(8, 4, 3, marks=pytest.mark.slow),
     ],
 )
 def test_policies_changed_live_and_at_a_stop_change_again(tmp_path: Path, live: int, stop: int, step: int) -> None:
