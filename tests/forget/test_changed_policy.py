@@ -13,9 +13,8 @@ from torch import nn
 from cosmati import InMemory, RunConfig, Trainer, load_policy
 from cosmati.core.loss import Classification
 from cosmati.core.source import Source
-from cosmati.errors import ForgetError
 from cosmati.forget.asked import ToForget
-from cosmati.forget.past_run import Gone
+from cosmati.forget.past_run import Gone, PastRun
 from cosmati.forget.replay import Wrap
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import SGD
@@ -35,6 +34,8 @@ def trainer(
     folder: Path, data: Source, events: Mapping[int, Event] | None = None, text: str = BEFORE, **config: Any
 ) -> Trainer:
     policy = config.pop("policy", None) or load_policy(POLICY + text)
+    if then := config.pop("then", None):
+        policy = then.policy_for(policy)
     torch.manual_seed(1)
     seen = Happening(events or {})
     seen.trainer = Trainer(
@@ -88,17 +89,48 @@ def test_rows_are_forgotten_before_and_after_a_change_of_policy(tmp_path: Path, 
     assert replayed(done.out, 0, 12, again(done.out)).differences == ()
 
 
-def test_a_policy_that_was_changed_at_a_stop_is_not_done_again(tmp_path: Path) -> None:
-    """The recipe has the new one alone: from before the stop another would be in force."""
-    trainer(tmp_path / "run", DATA, budget="8ba").fit()
-    later = {"text": AFTER, "budget": "12ba", "change": ("policy", "budget")}
-    trainer(tmp_path / "run", DATA, **later).fit()
+MOST = AFTER.replace("0.5", "0.25")
+"""Rules that let all teach less."""
+
+
+@pytest.mark.parametrize(
+    ("live", "stop", "step"),
+    [
+        (4, 8, 1),
+        (8, 4, 1),
+        pytest.param(4, 8, 6, marks=pytest.mark.slow),
+        pytest.param(8, 4, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_policies_changed_live_and_at_a_stop_change_again(tmp_path: Path, live: int, stop: int, step: int) -> None:
+    """One acts from the step after `live` on, the other after the stop, with a longer budget, in either order."""
+    texts, event = ((BEFORE, MOST), AFTER) if live < stop else ((BEFORE, AFTER), MOST)
+    later = {"text": texts[1], "budget": "12ba", "change": ("policy", "budget")}
+
+    def ran(folder: Path, data: Source) -> Path:
+        trainer(folder, data, {live: leave(event)}, texts[0], budget=f"{stop}ba").fit()
+        trainer(folder, data, {live: leave(event)}, **later).fit()
+        return folder
 
     def now(wrap: Wrap, folder: Path | None, **config: Any) -> Trainer:
-        return make(wrap, folder, text=AFTER, **config)
+        return make(wrap, folder, **{"text": texts[1], "budget": "12ba"} | config)
 
-    with pytest.raises(ForgetError, match=r"which a replay from there doesn't do again: .*policy from step 8 on"):
-        forgotten(tmp_path / "run", ToForget(rows=rows_at(3)), now, tmp_path / "out")
+    rows = rows_at(step)
+    run = ran(tmp_path / "run", DATA)
+    done = forgotten(run, ToForget(rows=rows), now, tmp_path / "out")
+    truth = ran(tmp_path / "truth", without(rows=rows)(DATA))
+    assert not differing(tensors(done.out), tensors(truth))
+    assert policies_of(done.out) == policies_of(truth)
+    assert replayed(done.out, 0, 12, again(done.out)).differences == ()
+
+
+def policies_of(folder: Path) -> list[str]:
+    """Return the policy of each step that stands."""
+    ledger = PastRun(folder).ledger
+    steps = {
+        entry.step: entry.policy_digest.hex() for item, entry, _ in ledger.steps() if item.index in ledger.standing
+    }
+    return [steps[step] for step in sorted(steps)]
 
 
 def test_a_joint_class_is_forgotten_however_its_members_are_ordered(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from tests.forget.samples import (
     rows_of_step,
     tensors,
     trained,
-    unwrapped,
     without,
 )
 from tests.train.isolated.samples import CASES, CLASSES, policy, source
@@ -134,19 +133,6 @@ def test_a_record_that_claims_isolation_is_held_against_the_ledger(tmp_path: Pat
     told = why_not(planned(run, PERSONAL, None), "drop")
     assert "entry 0 of the ledger (from step 0 on) doesn't promise isolated(personal, own)" in told
     assert "gave rows of 'personal' weight 0.5 in 'trunk'" in told
-
-
-def test_what_a_run_changed_on_the_way_is_named(tmp_path: Path) -> None:
-    """The budget was made longer at step 4; a replay from before it would go on to the new end by another schedule."""
-    first = maker(CASE, DATA, budget="4ba")
-    trained(first, tmp_path / "run")
-    make = maker(CASE, DATA, budget="6ba", methods=[], config={"change": "budget"})
-    short = maker(CASE, DATA, budget="4ba", methods=[])
-    run = trained(short, tmp_path / "two")
-    make(unwrapped, run).fit()
-    told = why_not(planned(run, ToForget(rows=rows_of_step(DATA, 2)), make), "replay")
-    assert "the run was amended after step 2" in told
-    assert "budget" in told
 
 
 def test_only_checkpoints_from_before_first_contact_are_begun_from(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import IdKind, ToForget, read_ids
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
+from cosmati.forget.making import Make, RecipeThen
 from cosmati.forget.packs import asked_of, kind_read
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
-from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
 from cosmati.forget.subjects import SubjectIndex, read_key
 from cosmati.ledger.evidence import TrustedEvidence
@@ -273,11 +273,21 @@ def _asked_by_ids(option: IdKind, path: Path, recipe: Recipe | None) -> ToForget
 
 
 def maker(recipe: Recipe) -> Make:
-    """Return what makes a recipe's trainer over other data, in another folder."""
+    """Return what makes a recipe's trainer over other data, in another folder, also as it was before a stop."""
 
-    def make(wrap: Wrap, folder: Path | None, /, **config: Any) -> Trainer:  # noqa: ANN401  (settings of `RunConfig`)
+    def make(
+        wrap: Wrap,
+        folder: Path | None,
+        /,
+        then: RecipeThen | None = None,
+        **config: Any,  # noqa: ANN401  (settings of `RunConfig`)
+    ) -> Trainer:
+        own = recipe
+        if then is not None:
+            policy, optimizers = then.policy_for(recipe.policy), then.optimizers_for(recipe.optimizers)
+            own = dataclasses.replace(recipe, policy=policy, optimizers=optimizers)
         settings = dataclasses.replace(recipe.config, run_folder=folder, **config)
-        return dataclasses.replace(recipe, data=lambda: wrap(recipe.data()), config=settings).trainer()
+        return dataclasses.replace(own, data=lambda: wrap(recipe.data()), config=settings).trainer()
 
     return make
 

@@ -13,6 +13,7 @@ from cosmati.core.loss import as_loss, without_tombstones
 from cosmati.core.source import Source
 from cosmati.errors import BatchError, ForgetError
 from cosmati.forget.past_run import Gone, PastRun
+from cosmati.forget.past_trainers import PastTrainers
 from cosmati.records.joint_classes import joint_name
 from cosmati.train.evaluation import kept_state
 from cosmati.train.identity import check_resume
@@ -49,20 +50,20 @@ def refuse_another(run: PastRun, trainer: Lifecycle, checkpoint: Checkpoint | No
         check_resume(was, now, asked=(), where=f"The checkpoint of step {checkpoint.step} in {run.folder}")
 
 
-def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int], classes: Collection[str] = ()) -> Contact:
+def contact_of(run: PastRun, trainers: PastTrainers, rows: Collection[int], classes: Collection[str] = ()) -> Contact:
     """Read a run's rows again until all that are asked for were found, or its steps end.
 
     Args:
         run: of which it's asked.
-        trainer: made as the run's own was.
+        trainers: made as the run's own were.
         rows: ids.
         classes: in place of rows: names of the data's; the first step with any row of them ends the search.
 
     Raises:
         ForgetError: its rows can't be read again.
     """
-    data = trainer.prepared.given.data
-    if trainer.feed is None or not isinstance(data, Source):
+    data = trainers.last.prepared.given.data
+    if trainers.last.feed is None or not isinstance(data, Source):
         msg = (
             f"The run's data are a {type(data).__name__}, and only a Source's rows are read by position. Which rows "
             "others gave is nowhere, so what learnt from them can't be told; train anew without them."
@@ -74,8 +75,7 @@ def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int], classes:
     own = torch.tensor([index for index, name in enumerate(names) if name in classes], dtype=torch.int64)
     met = set[str]()
     for step in range(run.num_steps):
-        given = trainer.feed.again(step)
-        for batch in given:
+        for batch in trainers.again(step):
             ids, class_ids = ids_of(batch)
             found = torch.isin(ids, wanted) | (torch.isin(class_ids, own) & (ids != TOMBSTONE))
             seen |= set(ids[found].tolist())
@@ -114,21 +114,21 @@ def ids_of(batch: Batch) -> tuple[Tensor, Tensor]:
     return lineage.row_ids, lineage.class_ids
 
 
-def without_rows(trainer: Lifecycle, step: int, gone: Gone) -> str:
+def without_rows(trainers: PastTrainers, step: int, gone: Gone) -> str:
     """Say why the loss can't do without some rows of a microbatch; empty where it can, or nobody can tell.
 
     Found here it costs a forward pass; found by the replay, the run has been succeeded by one that can't be trained.
 
     Args:
-        trainer: made as the run's own was.
+        trainers: made as the run's own were.
         step: that has some of them.
         gone: what is to be forgotten.
     """
+    trainer = trainers.at(step)
     a, data = trainer.assembly, trainer.prepared.given.data
-    assert trainer.feed is not None, "it was read"
     names = data.class_names if isinstance(data, Source) else ()
     classes = torch.tensor([index for index, name in enumerate(names) if joint_name([name]) in gone.classes])
-    for batch in trainer.feed.again(step):
+    for batch in trainers.again(step):
         lineage = batch.lineage
         mask = torch.isin(lineage.class_ids, classes) | torch.isin(lineage.row_ids, torch.tensor(sorted(gone.rows)))
         is_run = bool(mask.any()) and (a.num_microbatches == 1 or not bool(mask.all()))

@@ -22,10 +22,12 @@ from cosmati.forget.certificate import certify, pending, read_certificate
 from cosmati.forget.derived import DELETED, Derived, derived_of
 from cosmati.forget.drop import drop
 from cosmati.forget.holds import all_holds, holds_in_force
+from cosmati.forget.legs import legs_of
+from cosmati.forget.making import Make
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.repaired_run import repair, single_classes
-from cosmati.forget.replay import Make, replay
+from cosmati.forget.replay import replay
 from cosmati.forget.request import Request
 from cosmati.forget.shredding import SALTED, LostKeys, kept_keys, keys_to_lose, shred, superseded_by
 from cosmati.forget.succession import CERTIFICATES, EARLIER, REQUEST
@@ -234,16 +236,19 @@ def _succeed(run: PastRun, asked: ToForget, begun: Begun, make: Make | None, out
         num_steps, classes = begun.option.num_steps, single_classes(asked, begun.names)
         say(f"Ablating what {', '.join(classes)} taught, with {num_steps} steps of repair")
         return "completed" if repair(run, classes, make, out, num_steps, kept, gone) else "stopped"
-    if (over := _outcome(out)) in ("completed", "exhausted"):
+    if over := _outcome(run, out):
         return over
     start = run.start(begun.option.from_step) if not out.exists() else None
     say(f"Replaying from step {begun.option.from_step}")
     return replay(run, make, out, start, told, kept, gone).outcome
 
 
-def _outcome(out: Path) -> str:
+def _outcome(run: PastRun, out: Path) -> str:
+    """Return how the replay of a run has ended; empty where it isn't over: each of its legs ends, too."""
     with suppress(OSError, RunError):
-        return RunRecord.from_json((out / "run.json").read_text()).outcome
+        record = RunRecord.from_json((out / "run.json").read_text())
+        is_over = record.outcome in ("completed", "exhausted")
+        return record.outcome if is_over and record.num_steps > legs_of(run)[-1].first else ""
     return ""
 
 

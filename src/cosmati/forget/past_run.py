@@ -29,10 +29,6 @@ from cosmati.train.run.folder import SUCCEEDED
 
 __all__ = ["CERTIFICATE", "FORGOTTEN", "Gone", "PastRun", "Start"]
 
-_VOUCHED = {"provenance", "policy_provenance"}
-"""Who vouches, and when they were asked: rows are those that they were, save rejected ones."""
-_FREE = ("cadence.", "parent.", "microbatches")
-"""Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder."""
 _GONE = "forgotten.json"
 
 
@@ -226,42 +222,6 @@ class PastRun:
                 found[item.entry.step, item.entry.state_digest] = tables
         return found
 
-    def amended_after(self, start: Start, classes: Collection[str]) -> list[str]:
-        """Return in words what the run changed in mid-run after a start, and a replay from there would do otherwise.
-
-        Args:
-            start: of the replay.
-            classes: that are forgotten: that they were rejected on the way changes nothing, since they're gone.
-        """
-        before = {one.class_name for one in start.tables.withdrawn if one.action == "reject"}
-        again, found = self._done_again(start), []
-        for tables in (tables for tables in self.ledger.tables if tables.index > start.tables.index):
-            names = {name for name, *_ in tables.changes}
-            rejected = {one.class_name for one in tables.withdrawn if one.action == "reject"} - before
-            step = getattr(tables.entry, "step", 0)
-            if not {FORGOTTEN, CERTIFICATE} & names:
-                left = names - _VOUCHED - again.get(tables.index, set())
-                found += [f"{name} from step {step} on" for name in left if not name.startswith(_FREE)]
-                found += [f"{name} is rejected from step {step} on" for name in rejected - {*classes}]
-        return sorted(set(found))
-
-    def _done_again(self, start: Start) -> dict[int, set[str]]:
-        """Return which changes a replay from a start does again, by the index of the entry that says them.
-
-        Another policy that the run took up without a stop: the ledger has it, and the step from which on it acts.
-        """
-        last = self.ledger.tables[-1]
-        coming = {one["step"] for one in policy_changes_of(last) if one["step"] > start.step}
-        if last.withdrawn != start.tables.withdrawn:  # Nobody has tried both together.
-            return {}
-        again = dict[int, set[str]]()
-        for tables in self.ledger.tables:
-            names = {name for name, *_ in tables.changes} - _VOUCHED
-            acts = getattr(tables.entry, "step", None) in coming and names == {"policy", "policy.changed_by"}
-            if acts or names == {"policy.to_come"}:
-                again[tables.index] = names
-        return again
-
     def end(self) -> EndEntry | None:
         """Return the last end that the ledger has."""
         found = [item.entry for item in self.ledger.entries() if isinstance(item.entry, EndEntry)]
@@ -338,12 +298,6 @@ class PastRun:
                     f" It isn't there: if it was deleted before anybody had its ledger, delete {path}, and ask again."
                 )
             raise ForgetError(msg)
-
-
-def policy_changes_of(tables: Tables) -> list[dict[str, Any]]:
-    """Return the changes of a policy without a stop that an entry tells, those to come among them."""
-    told = tables.details.get("policy_changes") or []
-    return [one for one in told if isinstance(one, dict) and isinstance(one.get("step"), int)]
 
 
 def _read_gone(folder: Path) -> dict[str, Any]:

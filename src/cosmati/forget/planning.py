@@ -10,6 +10,7 @@ from cosmati.errors import CosmatiError, RefutedError
 from cosmati.forget.ablation import NOT_COVERED, STRENGTH, region_shares, separated
 from cosmati.forget.contact import without_rows
 from cosmati.forget.derived import EVERYWHERE, Derived, derived_of
+from cosmati.forget.legs import amended_after, changed_at
 from cosmati.forget.past_run import PastRun, Start
 from cosmati.forget.repaired_run import single_classes
 from cosmati.forget.request import Request
@@ -153,7 +154,7 @@ def assess_replay(request: Request) -> Option:
         num_steps=num_steps,
         minutes=None if seconds is None else seconds * num_steps / 60,
         from_step=start.step,
-        notes=(*_where(start, contact), *tainted, *_surroundings(request)),
+        notes=(*_where(start, contact), *changed_at(request.legs, start.step), *tainted, *_surroundings(request)),
     )
 
 
@@ -175,17 +176,21 @@ def _why_not_replay(request: Request) -> Iterator[str]:
     except CosmatiError as error:
         yield str(error)
         return
-    if told := run.amended_after(start, request.names):
+    if told := amended_after(run, start, request.names, request.legs):
         yield (
             f"the run was amended after step {start.step}, which a replay from there doesn't do again: "
-            f"{', '.join(told)}. Of what was changed at a stop the recipe has the later form alone"
+            f"{', '.join(told)}. Train anew without the content, or forget what came after that"
         )
+        return
+    if request.trainers is not None and not request.not_its:
+        yield from request.trainers.refused(start)
     if start.checkpoint is None and request.trainer is not None and not request.begins_alike():
         yield (
             f"no checkpoint from before the first contact (step {contact}) is kept, and the recipe makes other first "
             "weights than entry 0 of the ledger commits to"
         )
-    if request.trainer is not None and not request.not_its and (reason := without_rows(request.trainer, contact, gone)):
+    trainers = request.trainers
+    if trainers is not None and not request.not_its and (reason := without_rows(trainers, contact, gone)):
         yield reason
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from cosmati.errors import ForgetError, PlanError
 from cosmati.forget.ablation import REPORT, Wrap, ablate
 from cosmati.forget.asked import ToForget
+from cosmati.forget.making import Make
 from cosmati.forget.past_run import Gone, PastRun
-from cosmati.forget.replay import Make
 from cosmati.forget.succession import OF_ROWS, draft_folder, publish_folder
 from cosmati.records.joint_classes import members_of
 from cosmati.train.trainer import Trainer

@@ -9,8 +9,10 @@ from cosmati.errors import CosmatiError, ForgetError
 from cosmati.forget.asked import ToForget
 from cosmati.forget.contact import Contact, contact_of, refuse_another
 from cosmati.forget.holds import Hold, holds_in_force
+from cosmati.forget.legs import Leg, legs_of
+from cosmati.forget.making import Make
 from cosmati.forget.past_run import Gone, PastRun
-from cosmati.forget.replay import Make
+from cosmati.forget.past_trainers import PastTrainers
 from cosmati.train.trainer import Trainer
 
 
@@ -24,7 +26,7 @@ class Request:
         make: makes the run's trainer; None without its recipe.
         names: classes that are meant, as the ledger and the data name them.
         contact: what the run had of it.
-        trainer: the run's own; None without its recipe.
+        trainers: the run's own; None without its recipe.
         not_its: why the recipe isn't the run's; empty where it is.
         repair_steps: of an ablation; 0 takes a tenth of the run's.
     """
@@ -34,7 +36,7 @@ class Request:
     make: Make | None
     names: tuple[str, ...]
     contact: Contact
-    trainer: Trainer | None = field(default=None, repr=False)
+    trainers: PastTrainers | None = field(default=None, repr=False)
     not_its: str = ""
     repair_steps: int = 0
 
@@ -45,16 +47,27 @@ class Request:
         Raises:
             ForgetError: a legal hold is on it, the run has no such class, or its rows can't be told.
         """
-        trainer = None if make is None else make(lambda source: run.gone.of(source, run.salt), run.folder)
+        trainers = None if make is None else PastTrainers(run, make)
         try:
-            not_its = "" if trainer is None else _not_its(run, trainer)
-            names = _names(run, asked, trainer)
+            not_its = "" if trainers is None else _not_its(run, trainers.last)
+            names = _names(run, asked, None if trainers is None else trainers.last)
             # Another's data don't tell of which class a row is.
-            _refuse_held(run, asked, None if not_its else trainer)
-            return cls(run, asked, make, names, _contact(run, asked, names, trainer), trainer, not_its, repair_steps)
+            _refuse_held(run, asked, None if not_its else trainers)
+            contact = _contact(run, asked, names, trainers)
+            return cls(run, asked, make, names, contact, trainers, not_its, repair_steps)
         finally:
-            if trainer is not None and trainer.feed is not None:
-                trainer.feed.close()
+            if trainers is not None:
+                trainers.close()
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer that the recipe makes; None without one."""
+        return None if self.trainers is None else self.trainers.last
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """The legs of the run."""
+        return legs_of(self.run) if self.trainers is None else self.trainers.legs
 
     @property
     def gone(self) -> Gone:
@@ -88,19 +101,19 @@ def _names(run: PastRun, asked: ToForget, trainer: Trainer | None) -> tuple[str,
     return asked.names_in(known)
 
 
-def _contact(run: PastRun, asked: ToForget, names: Collection[str], trainer: Trainer | None) -> Contact:
+def _contact(run: PastRun, asked: ToForget, names: Collection[str], trainers: PastTrainers | None) -> Contact:
     if asked.classes and run.is_governed:
         return Contact(run.first_contact(names), frozenset(names), 0)
-    if trainer is None:
+    if trainers is None:
         msg = (
             "Which steps had which rows is told by the data, read again as the run read them. Give the run's recipe, "
             "--recipe FILE[:FUNCTION]."
         )
         raise ForgetError(msg)
-    return contact_of(run, trainer, asked.rows, names)
+    return contact_of(run, trainers, asked.rows, names)
 
 
-def _refuse_held(run: PastRun, asked: ToForget, trainer: Trainer | None) -> None:
+def _refuse_held(run: PastRun, asked: ToForget, trainers: PastTrainers | None) -> None:
     """Refuse what a legal hold is on.
 
     Raises:
@@ -108,8 +121,8 @@ def _refuse_held(run: PastRun, asked: ToForget, trainer: Trainer | None) -> None
     """
     for hold in holds_in_force(run.folder):
         is_alike = bool(hold.asked.rows) == bool(asked.rows)
-        is_told = is_alike or trainer is not None
-        if not hold.may_mean(asked) or (not is_alike and trainer and not _classes_meet(run, hold, asked, trainer)):
+        is_told = is_alike or trainers is not None
+        if not hold.may_mean(asked) or (not is_alike and trainers and not _classes_meet(run, hold, asked, trainers)):
             continue
         maybe = "" if is_told else " Whether these are its rows the run's recipe can tell: --recipe."
         msg = (
@@ -120,7 +133,7 @@ def _refuse_held(run: PastRun, asked: ToForget, trainer: Trainer | None) -> None
         raise ForgetError(msg)
 
 
-def _classes_meet(run: PastRun, hold: Hold, asked: ToForget, trainer: Trainer) -> bool:
+def _classes_meet(run: PastRun, hold: Hold, asked: ToForget, trainers: PastTrainers) -> bool:
     """Say whether rows on the one side belong to a class on the other."""
     by_rows, by_class = (hold.asked, asked) if hold.asked.rows else (asked, hold.asked)
-    return by_class.has_any(contact_of(run, trainer, by_rows.rows).classes)
+    return by_class.has_any(contact_of(run, trainers, by_rows.rows).classes)

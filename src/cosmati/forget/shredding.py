@@ -15,8 +15,8 @@ from pathlib import Path
 from cosmati.errors import ForgetError
 from cosmati.forget.asked import ToForget
 from cosmati.forget.contact import rows_of_classes
+from cosmati.forget.making import Make
 from cosmati.forget.past_run import PastRun
-from cosmati.forget.replay import Make
 from cosmati.forget.succession import EARLIER, REQUEST
 from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE

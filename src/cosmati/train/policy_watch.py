@@ -120,7 +120,7 @@ class PolicyWatch:
         if checkpoint is not None and facts["identity"].get("policy") != policy:
             made = []  # Another policy is given: `change_policy` holds it against the one in force.
             self._refuse_taken(logged)
-            if coming:
+            if coming and self.recorded is None:  # else it was found after the policy was given
                 msg = (
                     f"The ledger says that another policy acts from step {coming[0]['step']} on, and the run is at "
                     f"step {at}. Go on with the policy that it was begun with, and change it once that step is taken."
