@@ -165,7 +165,7 @@ def pairs() -> Iterator[Any]:
     """Yield each pair on both models.
 
     By default each is looked at on one of them, in turn where it trains on both or on neither, and of those whose
-    methods act in other stages, with nothing that both own, one in three: each method still meets ten others.
+    methods act in other stages, with nothing that both own, one in three: each method still meets at least ten others.
     """
     for number, (left, right) in enumerate(itertools.combinations(CASES, 2)):
         pair = left, right
