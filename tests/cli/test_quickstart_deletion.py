@@ -143,6 +143,13 @@ def test_the_page_has_plan_certificate_before_and_after(output: Path) -> None:
         assert words in section, words
     words = deletion.certificate
     assert words is not None
+    # The run that goes on has checkpoints of the same names: whose they are is said, and each is named once.
+    (mine,) = (line for line in words.not_covered if line.startswith("checkpoint"))
+    left, _, listed = mine.partition(": ")
+    learnt = [one.path for one in deletion.checkpoints if not one.is_clean]
+    assert (left, listed.split(", ")) == ("checkpoint, of the run that had it", learnt)
+    assert mine in section
+    assert '<span class="whole">(' in section, "the name of a class isn't parted from its bracket"
     assert words.weights_before != words.weights_after
     assert words.weights_before[:16] in section
     assert words.weights_after[:16] in section

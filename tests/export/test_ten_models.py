@@ -203,7 +203,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Each kind of model, of average and of what is kept stays in the default run.
+_SLOW = {
+    "squeeze-excite, standardized weights, EMA",
+    "a U-Net, blurred",
+    "a GPT with n-grams and value embeddings",
+    "a GPT in bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in CASES]
+)
 @pytest.mark.filterwarnings("ignore:LowPrecisionLayerNorm changes nothing")
 def test_a_model_leaves_as_it_was_measured(name: str, tmp_path: Path) -> None:
     case = CASES[name]

@@ -35,6 +35,9 @@ def known(name: str) -> Runs:
         LookupError: it has none.
     """
     every: dict[str, Runs] = json.loads(DIGESTS.read_text())
+    # A build of the same PyTorch for CUDA has the same kernels for CPUs: `2.13.0+cu130` and `2.13.0+cpu`.
+    same = {other.partition("+")[0]: other for other in every}
+    name = name if name in every else same.get(name.partition("+")[0], name)
     if name not in every:
         msg = (
             f"There are no golden digests for {name!r}, only for {', '.join(sorted(every))}. At a commit "

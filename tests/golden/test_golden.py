@@ -39,6 +39,13 @@ def test_changed_bits_are_named(tmp_path: Path) -> None:
     assert differences({SMALL: known(this_platform())[SMALL]}, changed) == [f"{SMALL}: other parameters, checkpoint"]
 
 
+def test_a_build_for_cuda_is_held_to_the_digests_of_the_same_version() -> None:
+    platform, _, build = this_platform().partition("+")
+    assert known(f"{platform}+cu999") == known(this_platform())
+    with pytest.raises(LookupError, match="no golden digests"):
+        known(f"{platform}.1+{build}")
+
+
 def test_an_unknown_platform_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(LookupError, match=r"no golden digests for 'plan9 vax torch 9'.*make golden"):
         known("plan9 vax torch 9")

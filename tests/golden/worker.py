@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 import warnings
@@ -329,20 +329,26 @@ def ledger_leaves(directory: Path) -> dict[str, str]:
     return leaves
 
 
-def as_rank(rank: int, base: Path) -> dict[str, Any]:
-    """Train as one of two ranks."""
+def as_rank(rank: int, base: Path) -> None:
+    """Train as one of two ranks; the first writes what it found."""
     dist.init_process_group("gloo", init_method=f"file://{base}/store", rank=rank, world_size=2)
     found = {TWO_RANKS + name: train(RUNS[name], base / str(i) / "run") for i, name in enumerate(ON_TWO_RANKS)}
     dist.destroy_process_group()
-    return found
+    if rank == 0:
+        (base / "found.json").write_text(json.dumps(found))
 
 
-def start_ranks(base: Path) -> list[subprocess.Popen[str]]:
-    """Start two ranks, which print what they found."""
+def start_ranks(base: Path) -> list[Any]:
+    """Fork two ranks, before anything is trained here: they needn't load PyTorch anew."""
     for index in range(len(ON_TWO_RANKS)):
         fix_secrets(base / str(index) / "run")
-    command = [sys.executable, __file__, "--rank"]
-    return [subprocess.Popen([*command, str(rank), str(base)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    forked = multiprocessing.get_context("fork")
+    ranks = [forked.Process(target=as_rank, args=(rank, base)) for rank in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are NumPy's here and rest
+        for rank in ranks:
+            rank.start()
+    return ranks
 
 
 def train_all(names: Sequence[str], base: Path) -> dict[str, Any]:
@@ -350,14 +356,15 @@ def train_all(names: Sequence[str], base: Path) -> dict[str, Any]:
     ranks = [] if names else start_ranks(base / "ranks")
     try:
         found = {name: train(RUNS[name], fix_secrets(base / str(i) / "run")) for i, name in enumerate(names or RUNS)}
-        printed = [rank.communicate(timeout=280)[0] for rank in ranks]
+        for rank in ranks:
+            rank.join(timeout=280)
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-    if any(rank.returncode for rank in ranks):
-        sys.exit(f"The ranks ended with {[rank.returncode for rank in ranks]}.")
-    return found | (json.loads(printed[0]) if ranks else {})
+            rank.join()
+    if any(rank.exitcode for rank in ranks):
+        sys.exit(f"The ranks ended with {[rank.exitcode for rank in ranks]}.")
+    return found | (json.loads((base / "ranks" / "found.json").read_text()) if ranks else {})
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -365,9 +372,6 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     fix_environment_facts()
     take_exact_roots()
-    if arguments[:1] == ["--rank"]:
-        sys.stdout.write(json.dumps(as_rank(int(arguments[1]), Path(arguments[2]))))
-        return
     with tempfile.TemporaryDirectory() as folder:
         runs = train_all(arguments, Path(folder))
     sys.stdout.write(json.dumps({"cosmati": str(Path(cosmati.__file__).parent), "runs": runs}))

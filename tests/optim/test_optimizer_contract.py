@@ -115,13 +115,14 @@ def test_learns(name: str) -> None:
     assert sum(losses[-4:]) < sum(losses[:4])
 
 
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @each
-def test_resumes_at_every_step_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    """One run is stopped after each step, so that every step has only what a checkpoint holds."""
+def test_resumes_at_every_step_with_the_same_bits(name: str, every: int, tmp_path: Path) -> None:
+    """One run is stopped after each step, or each second one, which then has only what a checkpoint holds."""
     whole = trainer(name)
     whole.fit()
     expected = everything(whole)
-    for step in range(1, NUM_STEPS):
+    for step in range(1, NUM_STEPS, every):
         stopped = trainer(name, run_folder=tmp_path, observers=[StopAt(step)])
         assert (stopped.fit().outcome, stopped.clock.step) == ("stopped", step)
     resumed = trainer(name, run_folder=tmp_path)

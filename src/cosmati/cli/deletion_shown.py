@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def _checked(folder: Path, begun: Begun, view: DeletionView) -> DeletionView:
         raise RefutedError(f"No certificate in {folder / CERTIFICATES} is one that the ledger has signed for it.")
     path, told = found
     certificate, digest = verify_certificate(path, folder / "ledger"), read_certificate(path)[1]
-    outside = [f"{one['kind']} {one['path']}" for one in told["derived"] if one["status"] == NOT_COVERED]
+    outside = _by_kind(one for one in told["derived"] if one["status"] == NOT_COVERED)
     about = _about(folder, digest)
     return dataclasses.replace(
         view,
@@ -90,6 +90,14 @@ def _way(option: Option) -> PlannedWay:
     minutes = "" if option.minutes is None else f", about {number(option.minutes * 60, 2)}\u00a0s"
     costs = f"{option.num_steps:,} steps{minutes}" if option.num_steps else "no training"
     return PlannedWay(option.method, costs, option.strength)
+
+
+def _by_kind(derived: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each kind of what was made of the run, with all its paths: whose they are has to be said."""
+    paths: dict[str, list[str]] = {}
+    for one in derived:
+        paths.setdefault(one["kind"], []).append(one["path"])
+    return [f"{kind}, of the run that had it: {', '.join(found)}" for kind, found in paths.items()]
 
 
 def _weights_before(folder: Path, told: Mapping[str, Any]) -> str:
