@@ -53,13 +53,13 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The needs as JSON: bytes, seconds.")] = False,
 ) -> None:
-    """Show what a recipe would do, and what it may promise, without training.
+    """Show what a recipe would do and may promise, and what it would need on so many ranks, without training.
 
     A run keeps a ledger in its run folder only: give the one that `cosmati train` is to have. Nothing is written.
 
     With --ranks or --device it says what the run would need there: memory of a rank by part, bytes that it sends, time
     of a step, cost, whether it fits, and what to change where it doesn't. For that it runs one microbatch on this
-    machine, three times; weights and one microbatch have to fit here. Times are what these figures come to, and no
+    machine, a few times; weights and one microbatch have to fit here. Times are what these figures come to, and no
     measurement: products at a share of the device's peak (--assume efficiency=0.4), bytes at its bandwidth.
 
     Figures for --assume. Of the device: memory_gb, bf16_tflops, fp32_tflops, memory_gb_per_second,

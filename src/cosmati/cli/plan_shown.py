@@ -70,7 +70,8 @@ def _lines(plan: JobPlan) -> Iterator[str]:
         f"Time: {_seconds(t.overlapped)} a step where sending is hidden behind backward, "
         f"{_seconds(t.one_after_another)} where it isn't"
     )
-    how = "as this machine has reached" if plan.device.is_here else "of the peak"
+    how = "of the peak, as it was here" if plan.device.is_here else "of the peak"
+    how += "; starting the kernels takes longer" if t.is_launch_bound else ""
     yield (
         f"  forward and backward {_seconds(t.compute)} ({plan.measured.flops / 1e9:,.3g} GFLOP a microbatch, "
         f"efficiency {t.efficiency:.2g} {how}), optimizers {_seconds(t.optimizers)}, sending {_seconds(t.sending)}"

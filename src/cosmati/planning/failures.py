@@ -129,7 +129,9 @@ def daly_goodput(interval: float, checkpoint: float, restart: float, mtbf: float
         restart: R.
         mtbf: mean seconds between failures of the whole, M.
     """
-    return interval / (mtbf * math.exp(restart / mtbf) * math.expm1((interval + checkpoint) / mtbf))
+    segment = (interval + checkpoint) / mtbf
+    # By negative powers, which don't overflow.
+    return interval / mtbf * math.exp(-restart / mtbf - segment) / -math.expm1(-segment)
 
 
 def simulate(model: FailureModel, ranks: int, ranks_per_node: int, num_microbatches: int) -> Goodput:

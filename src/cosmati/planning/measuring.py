@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from cosmati.train.run.environment import numerics
 from cosmati.train.step_rows import split_step
 from cosmati.train.trainer import Trainer
 
+_MOST_TIMES, _TIMED_SECONDS = 5, 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredParts:
@@ -46,7 +49,7 @@ class MeasuredParts:
         state_cut: optimizer state that can be cut anywhere.
         state_whole: of each matrix whose state has one owner.
         averages: what methods keep: averaged weights and the like.
-        again: a second pass over the microbatches (SAM): the weights that are put back, and the offsets.
+        again: a second pass over the microbatches (SAM): the weights that are put back, offsets, the first pass's sum.
         rows: one microbatch of the data.
         activations: the most that forward and backward of a microbatch hold beside weights, gradients and data.
         commit: the most that changing gradients and stepping the optimizers hold for a while.
@@ -87,9 +90,9 @@ class MeasuredParts:
 
 
 def measure(trainer: Trainer) -> MeasuredParts:
-    """Run a microbatch of the first step three times and commit twice, and count.
+    """Run a microbatch of the first step a few times and commit twice, and count.
 
-    The first pass makes what later ones find there (gradients, optimizer state), the second is timed, and the third's
+    The first pass makes what later ones find there (gradients, optimizer state), the next are timed, and the last one's
     memory is counted: as in a step of several microbatches, it adds to gradients that are there.
 
     Args:
@@ -105,9 +108,7 @@ def measure(trainer: Trainer) -> MeasuredParts:
         with counted:
             _run(trainer, batch)
         _commit(trainer)
-        start = time.perf_counter()
-        _run(trainer, batch)
-        seconds = time.perf_counter() - start
+        seconds = _timed(partial(_run, trainer, batch))
         trainer.methods.after(trainer.position, None)
         held = [*a.model.parameters(), *a.model.buffers(), *tensors_in(batch.data)]
         held += [p.grad for p in a.model.parameters() if p.grad is not None]
@@ -146,7 +147,7 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
         state_whole=whole,
         # Averages that begin later in the run aren't there yet.
         averages=max(kept, wide if averages else 0),
-        again=bytes_of(learning) + wide if _goes_twice(a.plan.methods) else 0,
+        again=bytes_of(learning) + 2 * wide if _goes_twice(a.plan.methods) else 0,
         rows=bytes_of(tensors_in(batch.data)),
         activations=live.peak,
         commit=commit,
@@ -156,6 +157,16 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
         kernels=live.num_kernels,
         seconds=seconds,
     )
+
+
+def _timed(work: Callable[[], None]) -> float:
+    """Return the median seconds of a few, or of one where that takes long."""
+    seconds: list[float] = []
+    while len(seconds) < _MOST_TIMES and sum(seconds) < _TIMED_SECONDS:
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def _goes_twice(methods: Sequence[Method]) -> bool:

@@ -28,6 +28,7 @@ class StepTime:
         sending: all bytes that a rank sends.
         hidden: of these, what backward can hide.
         efficiency: share of the peak that was reckoned with.
+        is_launch_bound: starting kernels takes longer than they would.
     """
 
     compute: float
@@ -35,6 +36,7 @@ class StepTime:
     sending: float
     hidden: float
     efficiency: float
+    is_launch_bound: bool
 
     @property
     def overlapped(self) -> float:
@@ -67,13 +69,14 @@ def step_time(
     """
     leaves, own = leaves_of(parts.num_microbatches, ranks), device.shared(ranks)
     passes, peak = 2 if parts.again else 1, own.flops(parts.precision)
+    launched = 0.0 if device.is_here else parts.kernels * LAUNCH_SECONDS
     if device.is_here and efficiency is None:
         whole = device.flops(parts.precision)
-        one, efficiency = parts.seconds * whole / peak, parts.flops / (parts.seconds * whole)
+        products, efficiency = parts.seconds * whole / peak, parts.flops / (parts.seconds * whole)
     else:
         efficiency = EFFICIENCY if efficiency is None else efficiency
-        launched = 0.0 if device.is_here else parts.kernels * LAUNCH_SECONDS
-        one = max(parts.flops / (peak * efficiency), launched)
+        products = parts.flops / (peak * efficiency)
+    one = max(products, launched)
     sharding = "replicated" if ranks == 1 else sharding
     cut = 1 if sharding == "replicated" else ranks
     moved = (2 * (parts.learning + parts.state) + parts.gradients) / cut
@@ -86,4 +89,5 @@ def step_time(
         sending=sending,
         hidden=min(sending, hides),
         efficiency=efficiency,
+        is_launch_bound=launched > products,
     )
