@@ -202,8 +202,12 @@ def test_ranks_share_a_step_if_they_divide_it(size: int, ranks: int) -> None:
     if ranks >= 1 and v % ranks == 0:
         assert leaves_of(v, ranks) * ranks == v
     else:
-        with pytest.raises(PlanError, match=rf"{ranks} ranks can't share V = {v} .* Take --ranks \d+"):
+        with pytest.raises(PlanError, match=rf"{ranks} ranks can't share V = {v} ") as refused:
             leaves_of(v, ranks)
+        words = str(refused.value).split()
+        assert v % int(words[words.index("--ranks") + 1].strip(".,")) == 0
+        if "--set" in words:
+            assert leaves_of(int(words[-1].strip(".").partition("=")[2]), ranks) == 1
 
 
 def test_averages_that_begin_later_are_planned() -> None:

@@ -13,7 +13,7 @@ import typer
 
 from cosmati.cli.files import load_recipe, under_policy
 from cosmati.cli.plan_shown import show_plan
-from cosmati.cli.train import FolderOption, PolicyName, PolicyRoot, RecipeArgument, Settings, SignedPolicy
+from cosmati.cli.train import FolderOption, PolicyRoot, PolicyVersion, RecipeArgument, Settings, SignedPolicy
 from cosmati.errors import PlanError
 from cosmati.planning.devices import Device, device_named, with_figures
 from cosmati.planning.failures import FailureModel
@@ -33,7 +33,7 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     file: RecipeArgument,
     settings: Settings = None,
     policy: SignedPolicy = None,
-    policy_name: PolicyName = "main",
+    policy_name: PolicyVersion = "main",
     policy_root: PolicyRoot = "",
     run_folder: FolderOption = None,
     ranks: Annotated[int | None, typer.Option(help="Plan what it needs on so many ranks, which divide V.")] = None,

@@ -33,7 +33,9 @@ SignedPolicy = Annotated[
     str | None,
     typer.Option("--policy", metavar="URL", help="In place of the recipe's policy, one that an authority has signed."),
 ]
-PolicyName = Annotated[str, typer.Option("--policy-name", metavar="NAME[/NUMBER]", help="Which; its newest version.")]
+PolicyVersion = Annotated[
+    str, typer.Option("--policy-name", metavar="NAME[/NUMBER]", help="Which; its newest version.")
+]
 PolicyRoot = Annotated[
     str, typer.Option("--policy-root", metavar="SHA256", help="Digest of that authority's first root.")
 ]
@@ -43,7 +45,7 @@ def train(
     file: RecipeArgument,
     settings: Settings = None,
     policy: SignedPolicy = None,
-    policy_name: PolicyName = "main",
+    policy_name: PolicyVersion = "main",
     policy_root: PolicyRoot = "",
     run_folder: FolderOption = None,
     trackers: Annotated[

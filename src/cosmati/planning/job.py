@@ -20,7 +20,7 @@ RESERVE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class Remedy:
     """Something that would make it fit.
 
     Attributes:
@@ -63,7 +63,7 @@ class JobPlan:
     time: StepTime
     levels: tuple[int, int]
     price_per_hour: float | None
-    changes: tuple[Change, ...]
+    changes: tuple[Remedy, ...]
     goodput: Goodput | None
 
     @property
@@ -154,7 +154,7 @@ def plan_job(
     )
 
 
-def _changes(measured: MeasuredParts, ranks: int, device: Device, sharding: Sharding) -> Iterator[Change]:
+def _changes(measured: MeasuredParts, ranks: int, device: Device, sharding: Sharding) -> Iterator[Remedy]:
     """Yield what would make it fit, one thing at a time: sharding, smaller microbatches, more ranks; then the lot."""
 
     def fitting(parts: MeasuredParts, num: int, how: Sharding) -> int | None:
@@ -164,19 +164,19 @@ def _changes(measured: MeasuredParts, ranks: int, device: Device, sharding: Shar
     v, more = measured.num_microbatches, SHARDINGS[SHARDINGS.index(sharding) + 1 :]
     for how in more if ranks > 1 else ():
         if (total := fitting(measured, ranks, how)) is not None:
-            yield Change(words=f"shard more: --sharding {how}", total=total)
+            yield Remedy(words=f"shard more: --sharding {how}", total=total)
     for times in _smaller_by(measured.num_rows):
         if (total := fitting(smaller(measured, times), ranks, sharding)) is not None:
             words = f"smaller microbatches: --set config.num_microbatches={v * times}"
-            yield Change(words=words, total=total, is_estimated=True)
+            yield Remedy(words=words, total=total, is_estimated=True)
             break
     for how, num in ((how, num) for how in (sharding, *more) for num in divisors(v) if num > ranks):
         if (total := fitting(measured, num, how)) is not None:
-            yield Change(words=f"more ranks: --ranks {num} --sharding {how}", total=total)
+            yield Remedy(words=f"more ranks: --ranks {num} --sharding {how}", total=total)
             break
     if (total := fitting(dataclasses.replace(measured, activations=0), ranks, sharding)) is not None:
         words = "fewer activations: torch.utils.checkpoint around blocks, use_reentrant=False (the figure is with none)"
-        yield Change(words=words, total=total, is_estimated=True)
+        yield Remedy(words=words, total=total, is_estimated=True)
 
 
 def _smaller_by(num_rows: int) -> list[int]:

@@ -47,10 +47,11 @@ def leaves_of(num_microbatches: int, ranks: int) -> int:
     """
     if ranks < 1 or num_microbatches % ranks:
         below = max(w for w in divisors(num_microbatches) if w <= max(1, ranks))
+        is_power = ranks > 0 and ranks & (ranks - 1) == 0
+        larger = f", or cut a step finer: --set config.num_microbatches={ranks}" if is_power else ""
         msg = (
-            f"{ranks} ranks can't share V = {num_microbatches} microbatches: the number of ranks has to divide V. Take "
-            f"--ranks {below}, or a larger V (a power of two that the ranks divide): --set config.num_microbatches="
-            f"{num_microbatches * 2}."
+            f"{ranks} ranks can't share V = {num_microbatches} microbatches: the number of ranks has to divide V, a "
+            f"power of two. Take --ranks {below}{larger}."
         )
         raise PlanError(msg)
     return num_microbatches // ranks
