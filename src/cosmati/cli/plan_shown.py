@@ -65,7 +65,7 @@ def _lines(plan: JobPlan) -> Iterator[str]:
     within, across = plan.levels
     gathers = f", {_size(traffic.gathers)} of them parameters for forward and backward" if traffic.gathers else ""
     yield f"Bytes: a rank sends {_size(traffic.total)} a step{gathers}"
-    yield f"Tree: {within + across} levels, {within} within a rank and {across} across ranks"
+    yield f"Tree: {_many(within + across, 'level')}, {within} within a rank and {across} across ranks"
     yield (
         f"Time: {_seconds(t.overlapped)} a step where sending is hidden behind backward, "
         f"{_seconds(t.one_after_another)} where it isn't"
