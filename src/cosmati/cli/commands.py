@@ -16,7 +16,7 @@ from cosmati.cli.errors import Teaching
 SUMMARIES = {
     "quickstart": "Train, compare, govern and report in minutes, offline, on data that this machine has.",
     "train": "Train a recipe to the end of its budget.",
-    "plan": "Show what a recipe would do, and what it may promise, without training.",
+    "plan": "Show what a recipe would do and may promise, and what it would need on so many ranks, without training.",
     "profile": "Train a few steps of a recipe under PyTorch's profiler, and say what bounds a step.",
     "report": "Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.",
     "export": "Export the model that a run measured: its evaluated weights, in plain layers, checked before it says "
@@ -32,13 +32,11 @@ SUMMARIES = {
     "policy": "Begin, check, show, explain, compare and sign policies.",
     "keys": "Who may sign which class of data: make an authority, name its people, take keys back.",
 }
-_HOMES = {"plan": "train"}
-"""Modules that aren't called as their command is."""
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401  (a class that typer keeps private)
     """Return a command, or a group of them, from its module."""
-    module = importlib.import_module(f"cosmati.cli.{_HOMES.get(name, name)}")
+    module = importlib.import_module(f"cosmati.cli.{name}")
     if name in vars(module):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(name)(getattr(module, name))

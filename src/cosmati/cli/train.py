@@ -1,4 +1,4 @@
-"""`cosmati train` and `cosmati plan`."""
+"""`cosmati train`."""
 
 from __future__ import annotations
 
@@ -118,27 +118,3 @@ def _say_result(trainer: Trainer, result: RunResult) -> None:
         typer.echo(f"Stopped because {result.reason}")
     elif result.outcome == "stopped" and not is_launched:
         raise typer.Exit(STOPPED)
-
-
-def plan(
-    file: RecipeArgument,
-    settings: Settings = None,
-    policy: SignedPolicy = None,
-    policy_name: PolicyVersion = "main",
-    policy_root: PolicyRoot = "",
-    run_folder: FolderOption = None,
-) -> None:
-    """Show what a recipe would do, and what it may promise, without training.
-
-    A run keeps a ledger in its run folder only: give the one that `cosmati train` is to have. Nothing is written.
-
-    \b
-    Examples:
-      cosmati plan digits.py
-      cosmati plan digits.py --set config.num_microbatches=4 --run-folder runs/digits
-    """  # noqa: D301
-    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root, run_folder)
-    trainer = recipe.trainer(run_folder=run_folder)
-    typer.echo(str(trainer.plan))
-    if recipe.policy is not None and trainer.assembly.config.run_folder is None and recipe.config.ledger is None:
-        typer.echo("With --run-folder the run keeps a ledger, as it has a policy.")

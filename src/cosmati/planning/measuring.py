@@ -1,0 +1,253 @@
+"""What one microbatch and one commit of a run take, measured on this machine with a trainer that's thrown away."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cosmati.core.batch import Batch, count_rows_and_tokens
+from cosmati.core.loss import Loss, as_loss, without_tombstones
+from cosmati.core.method import Method
+from cosmati.core.rng import position_key
+from cosmati.errors import DataError
+from cosmati.optim.stepping import GroupedOptimizer
+from cosmati.planning.attention_flops import missing_formulas
+from cosmati.planning.live_bytes import LiveBytes, bytes_of, tensors_in
+from cosmati.train.assembly import Turn
+from cosmati.train.feed import in_microbatches
+from cosmati.train.run.environment import numerics
+from cosmati.train.step_rows import split_step
+from cosmati.train.trainer import Trainer
+
+_MOST_TIMES, _TIMED_SECONDS = 5, 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredParts:
+    """Sizes in bytes, work in floating-point operations, time in seconds: of one rank that holds everything.
+
+    Attributes:
+        num_microbatches: V.
+        precision: of the run.
+        num_steps: of the whole run; None where that isn't known ahead.
+        parameters: all, frozen ones too.
+        learning: those that learn.
+        num_elements: of those that learn.
+        gradients: one copy of the step's sum.
+        largest_block: parameters of the largest block that full sharding would wrap by itself.
+        outside_blocks: parameters in none.
+        buffers: of the model.
+        state_cut: optimizer state that can be cut anywhere.
+        state_whole: of each matrix whose state has one owner.
+        averages: what methods keep: averaged weights and the like.
+        again: a second pass over the microbatches (SAM): the weights that are put back, offsets, the first pass's sum.
+        rows: one microbatch of the data.
+        activations: the most that forward and backward of a microbatch hold beside weights, gradients and data.
+        commit: the most that changing gradients and stepping the optimizers hold for a while.
+        num_rows: of a microbatch.
+        num_tokens: of a microbatch.
+        flops: of a microbatch, forward and backward.
+        kernels: operators of a microbatch, forward and backward, that aren't views.
+        seconds: that it took here.
+    """
+
+    num_microbatches: int
+    precision: str
+    num_steps: int | None
+    parameters: int
+    learning: int
+    num_elements: int
+    gradients: int
+    largest_block: int
+    outside_blocks: int
+    buffers: int
+    state_cut: int
+    state_whole: tuple[int, ...]
+    averages: int
+    again: int
+    rows: int
+    activations: int
+    commit: int
+    num_rows: int
+    num_tokens: int
+    flops: int
+    kernels: int
+    seconds: float
+
+    @property
+    def state(self) -> int:
+        """All of the optimizers' state."""
+        return self.state_cut + sum(self.state_whole)
+
+
+def measure(trainer: Trainer) -> MeasuredParts:
+    """Run a microbatch of the first step a few times and commit twice, and count.
+
+    The first pass makes what later ones find there (gradients, optimizer state), the next are timed, and the last one's
+    memory is counted: as in a step of several microbatches, it adds to gradients that are there.
+
+    Args:
+        trainer: made for this, with data; it isn't opened, and is of no use afterwards.
+
+    Raises:
+        DataError: it has no data.
+    """
+    a = trainer.assembly
+    with numerics(a), a.generators.restored():
+        batch = _first_microbatch(trainer)
+        counted = FlopCounterMode(display=False, custom_mapping=missing_formulas())
+        with counted:
+            _run(trainer, batch)
+        _commit(trainer)
+        seconds = _timed(partial(_run, trainer, batch))
+        trainer.methods.after(trainer.position, None)
+        held = [*a.model.parameters(), *a.model.buffers(), *tensors_in(batch.data)]
+        held += [p.grad for p in a.model.parameters() if p.grad is not None]
+        held += tensors_in([dict(one.optimizer.state) for one in a.optimizers])
+        with LiveBytes(held) as forward_and_backward:
+            _run(trainer, batch)
+        held += [p.grad for p in a.model.parameters() if p.grad is not None]
+        with LiveBytes(held) as commit:
+            _commit(trainer)
+    return _parts(trainer, batch, int(counted.get_total_flops()), seconds, forward_and_backward, commit.peak)
+
+
+def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: LiveBytes, commit: int) -> MeasuredParts:
+    a, model = trainer.assembly, trainer.assembly.model
+    learning = [p.tensor for p in a.layout.parameters]
+    num_elements = sum(tensor.numel() for tensor in learning)
+    wide = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in learning)
+    cut, whole = _states(trainer)
+    blocks = [bytes_of(block.parameters()) for block in _blocks(model)]
+    parameters = bytes_of(model.parameters())
+    kept = bytes_of(tensors_in([dict(state) for state in trainer.states.values()]))
+    averages = any("evaluation weights" in method.claims for method in a.plan.methods)
+    rows, tokens = count_rows_and_tokens(batch.data)
+    return MeasuredParts(
+        num_microbatches=a.num_microbatches,
+        precision=a.config.precision,
+        num_steps=a.budget.num_steps,
+        parameters=parameters,
+        learning=bytes_of(learning),
+        num_elements=num_elements,
+        gradients=wide,
+        largest_block=max(blocks, default=0),
+        outside_blocks=parameters - sum(blocks),
+        buffers=bytes_of(model.buffers()),
+        state_cut=cut,
+        state_whole=whole,
+        # Averages that begin later in the run aren't there yet.
+        averages=max(kept, wide if averages else 0),
+        again=bytes_of(learning) + 2 * wide if _goes_twice(a.plan.methods) else 0,
+        rows=bytes_of(tensors_in(batch.data)),
+        activations=live.peak,
+        commit=commit,
+        num_rows=rows,
+        num_tokens=tokens,
+        flops=flops,
+        kernels=live.num_kernels,
+        seconds=seconds,
+    )
+
+
+def _timed(work: Callable[[], None]) -> float:
+    """Return the median seconds of a few, or of one where that takes long."""
+    seconds: list[float] = []
+    while len(seconds) < _MOST_TIMES and sum(seconds) < _TIMED_SECONDS:
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _goes_twice(methods: Sequence[Method]) -> bool:
+    return any(type(method).perturbation is not Method.perturbation for method in methods)
+
+
+def _first_microbatch(trainer: Trainer) -> Batch:
+    a, feed = trainer.assembly, trainer.feed
+    if feed is None:
+        raise DataError(
+            "A plan of memory and time runs a microbatch, and this recipe has no data. Give Recipe(data=...)."
+        )
+    cut = in_microbatches(feed)
+    if cut is not None:
+        data = cut.microbatches(trainer.clock, [0])[0]
+    else:
+        whole = feed.whole(trainer.clock)
+        if whole is None:
+            raise DataError("A plan of memory and time runs a microbatch, and the data are empty. Give some rows.")
+        data = split_step(a, trainer.clock, whole)[0][0]
+    return trainer.methods.batch(data.to(a.device), trainer.position())
+
+
+@contextmanager
+def _seeded(trainer: Trainer) -> Iterator[None]:
+    a, at = trainer.assembly, trainer.clock.step
+    a.generators.seed(position_key(a.config.seed, "forward", at, 0))
+    with a.config.autocast(a.device):
+        yield
+
+
+def _run(trainer: Trainer, batch: Batch) -> None:
+    """Run every sub-step's loss forward and backward, as `gradients.py` does, with nothing denied."""
+    for turn in trainer.assembly.turns:
+        with _seeded(trainer):
+            loss = trainer.methods.loss(turn.loss, trainer.position())
+            result = as_loss(without_tombstones(as_loss(loss(trainer.model, batch.data)), batch.present))
+        objective = result.mean() if isinstance(result, Loss) else result
+        torch.autograd.backward(objective, inputs=_learning(trainer, turn))
+
+
+def _learning(trainer: Trainer, turn: Turn) -> list[Tensor]:
+    return [trainer.assembly.layout.parameters[index].tensor for index in sorted(turn.indices)]
+
+
+def _commit(trainer: Trainer) -> None:
+    """Change the gradients and step the optimizers, as `commit.py` does."""
+    a = trainer.assembly
+    for turn in a.turns:
+        own = [a.layout.parameters[index] for index in turn.indices]
+        held = {p.name: p.tensor.grad for p in own if p.tensor.grad is not None}
+        root = trainer.methods.gradients(a.layout.weights().having(held), trainer.position())
+        a.layout.commit(root, turn.indices, partial(turn.step, trainer.clock, a.budget))
+
+
+def _states(trainer: Trainer) -> tuple[int, tuple[int, ...]]:
+    """Return the bytes of state that can be cut anywhere, and those of each whole matrix."""
+    cut, whole = 0, []
+    for scheduled in trainer.assembly.optimizers:
+        is_grouped = isinstance(scheduled.optimizer, GroupedOptimizer)
+        for parameter, state in scheduled.optimizer.state.items():
+            size = bytes_of(tensors_in(dict(state)) if isinstance(state, dict) else tensors_in(state))
+            if is_grouped and isinstance(parameter, Tensor) and parameter.ndim > 1:
+                whole.append(size)
+            else:
+                cut += size
+    return cut, tuple(whole)
+
+
+def _blocks(model: nn.Module) -> list[Any]:
+    """Return what full sharding wraps by itself: the entries of the outermost lists of modules, else of sequences."""
+    for kind in (nn.ModuleList, nn.Sequential):
+        found: list[nn.Module] = []
+        for name, module in model.named_modules():
+            if isinstance(module, kind) and not any(name.startswith(f"{outer}.") for outer in _names(model, found)):
+                found += [child for child in module if next(child.parameters(), None) is not None]
+        if found:
+            return found
+    return []
+
+
+def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
+    chosen = {id(module) for module in modules}
+    return [name for name, module in model.named_modules() if id(module) in chosen]

@@ -1,0 +1,116 @@
+"""How much memory a rank needs, by part, at the two moments when a step needs most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from cosmati.errors import PlanError
+from cosmati.optim.sharing import assign_owners
+from cosmati.planning.measuring import MeasuredParts
+
+Sharding = Literal["replicated", "optimizer", "full"]
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+_GATHERED_BLOCKS = 2
+"""The one that computes, and the next one, which is fetched meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes of a rank.
+
+    Attributes:
+        backward: by part, as the last microbatch is differentiated.
+        commit: by part, as the optimizers step.
+    """
+
+    backward: Mapping[str, int]
+    commit: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """The most that is needed at a time."""
+        return max(sum(self.backward.values()), sum(self.commit.values()))
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """By part, at the moment that needs most."""
+        return max(self.backward, self.commit, key=lambda parts: sum(parts.values()))
+
+
+def leaves_of(num_microbatches: int, ranks: int) -> int:
+    """Return how many of a step's microbatches a rank runs.
+
+    Raises:
+        PlanError: the number of ranks doesn't divide V.
+    """
+    if ranks < 1 or num_microbatches % ranks:
+        below = max(w for w in divisors(num_microbatches) if w <= max(1, ranks))
+        is_power = ranks > 0 and ranks & (ranks - 1) == 0
+        larger = f", or cut a step finer: --set config.num_microbatches={ranks}" if is_power else ""
+        msg = (
+            f"{ranks} ranks can't share V = {num_microbatches} microbatches: the number of ranks has to divide V, a "
+            f"power of two. Take --ranks {below}{larger}."
+        )
+        raise PlanError(msg)
+    return num_microbatches // ranks
+
+
+def divisors(num_microbatches: int) -> list[int]:
+    """Return the numbers of ranks that a step can be shared out to: powers of two up to V."""
+    return [1 << power for power in range(num_microbatches.bit_length())]
+
+
+def gradient_copies(num_leaves: int) -> int:
+    """Return how many copies of the gradients a tree over a rank's leaves has at most.
+
+    The second leaf of a pair is added to the first one's memory. So that's log2 of the leaves, the one of plain
+    accumulation among them: log2(V) - 1 beside it where one rank runs all V.
+    """
+    return max(1, num_leaves.bit_length() - 1)
+
+
+def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding) -> MemoryPlan:
+    """Return what a rank needs.
+
+    Args:
+        parts: as measured.
+        ranks: W, which divides V.
+        sharding: what is held by one rank only: nothing, optimizer state, or parameters and gradients too.
+
+    Raises:
+        PlanError: W doesn't divide V.
+    """
+    leaves = leaves_of(parts.num_microbatches, ranks)
+    sharding = "replicated" if ranks == 1 else sharding  # One rank holds everything.
+    cut = 1 if sharding == "replicated" else ranks
+    always = {
+        "parameters": -(-parts.parameters // (ranks if sharding == "full" else 1)),
+        "optimizer state": parts.state if cut == 1 else -(-parts.state_cut // cut) + _heaviest(parts.state_whole, cut),
+        "averages": -(-parts.averages // (ranks if sharding == "full" else 1)),
+        "buffers": parts.buffers,
+        "rows": leaves * parts.rows,
+    }
+    if sharding == "full":
+        gathered = min(parts.parameters, parts.outside_blocks + _GATHERED_BLOCKS * parts.largest_block)
+        always["gathered parameters"] = gathered
+        shard = -(-parts.gradients // ranks)
+        # Strided: every microbatch is reduced at once, so the tree's copies are shards; gathered blocks' leaf is whole.
+        whole_leaf = gathered * parts.gradients // max(1, parts.learning)
+        gradients, root, exchange = gradient_copies(2 * leaves) * shard + whole_leaf, shard, 0
+    else:
+        gradients, root = gradient_copies(leaves) * parts.gradients, -(-parts.gradients // cut)
+        exchange = 2 * parts.gradients if ranks > 1 else 0  # What is sent, and what is received.
+    again = {"second pass": -(-parts.again // (ranks if sharding == "full" else 1))} if parts.again else {}
+    backward = {**always, "gradients": gradients, "exchange": exchange, **again, "activations": parts.activations}
+    commit = {**always, "gradients": root, "exchange": exchange, "commit": -(-parts.commit // cut)}
+    return MemoryPlan(backward=backward, commit=commit)
+
+
+def _heaviest(sizes: tuple[int, ...], ranks: int) -> int:
+    """Return the bytes of the rank that owns most, where whole matrices are dealt out, the largest first."""
+    loads = [0] * ranks
+    for size, owner in zip(sizes, assign_owners([float(size) for size in sizes], ranks), strict=True):
+        loads[owner] += size
+    return max(loads)

@@ -1,0 +1,229 @@
+"""Planned memory against what PyTorch's own profiler sees a real step allocate, and against tensors counted anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import DataError, PlanError
+from cosmati.planning.attention_flops import missing_formulas
+from cosmati.planning.live_bytes import LiveBytes, bytes_of
+from cosmati.planning.measuring import MeasuredParts, measure
+from cosmati.planning.memory import SHARDINGS, gradient_copies, leaves_of, memory_of
+from cosmati.recipes.recipe import Recipe
+from cosmati.train.layout.pair_sum import PairSum
+from cosmati.train.trainer import Trainer
+from tests.planning import recipes
+
+KINDS: dict[str, Callable[[], Recipe]] = {
+    "dense": recipes.dense,
+    "averaged": recipes.averaged,
+    "images": recipes.images,
+    "text": recipes.text,
+    "twice": recipes.twice,
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@cache
+def measured(kind: str) -> MeasuredParts:
+    return measure(KINDS[kind]().trainer())
+
+
+def allocated(work: Callable[[], object]) -> int:
+    """The most bytes that the processor's allocator gave out beyond what it had, as the profiler saw it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def stepped(kind: str) -> tuple[Trainer, Callable[[], object]]:
+    """A trainer after two steps, and what takes a third one."""
+    trainer = KINDS[kind]().trainer()
+    source = KINDS[kind]().data()
+    assert isinstance(source, InMemory)
+    v = trainer.assembly.num_microbatches
+    order = source.order(num_microbatches=v, seed=0, route_pure=False)
+    parts = [order.microbatch(0, index).data for index in range(v)]
+    whole = torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
+    for _ in range(2):
+        trainer.step(whole)
+    return trainer, lambda: trainer.step(whole)
+
+
+@each_kind
+def test_a_step_allocates_what_was_planned(kind: str) -> None:
+    """The bound: 5 % and 64 kB, which the loop's own small tensors take."""
+    _, step = stepped(kind)
+    most = allocated(step)
+    plan = memory_of(measured(kind), 1, "replicated")
+    lasting = ("parameters", "optimizer state", "averages", "buffers", "rows")
+    planned = max(sum(n for part, n in p.items() if part not in lasting) for p in (plan.backward, plan.commit))
+    assert planned == pytest.approx(most, rel=0.05, abs=64_000)
+
+
+@each_kind
+def test_what_lasts_is_planned_to_the_byte(kind: str) -> None:
+    trainer, _ = stepped(kind)
+    plan = memory_of(measured(kind), 1, "replicated").commit
+
+    def size(tensors: object) -> int:
+        return sum(t.numel() * t.element_size() for t in tensors)  # type: ignore[attr-defined]
+
+    own = {id(p): p for p in trainer.model.parameters()}
+    assert plan["parameters"] == size(own.values())
+    assert plan["gradients"] == size(p for p in own.values() if p.requires_grad)
+    assert plan["buffers"] == size(trainer.model.buffers())
+    states = [one.optimizer.state for one in trainer.assembly.optimizers]
+    kept = [value for state in states for own_state in state.values() for value in own_state.values()]
+    assert plan["optimizer state"] == size(value for value in kept if isinstance(value, Tensor))
+    averages = size(value for state in trainer.states.values() for value in nested(state))
+    assert plan["averages"] == averages
+
+
+def nested(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for one in inner for tensor in nested(one)]
+
+
+def test_activations_of_a_dense_net_follow_from_its_shapes() -> None:
+    """The largest matrix's gradient, before it's added to the one that is there, beside a few hidden layers' values."""
+    rows, width = 16, 128
+    hidden, matrix = rows * width * 4, width * width * 4
+    assert matrix + 2 * hidden <= measured("dense").activations <= matrix + 4 * hidden
+
+
+def test_flops_are_two_a_weight_forward_and_four_backward() -> None:
+    rows, products = 16, 32 * 128 + 128 * 128 + 128
+    # The first layer's input has no gradient.
+    assert measured("dense").flops == 2 * rows * (3 * products - 32 * 128)
+
+
+def test_attention_is_counted_as_its_products() -> None:
+    shape = (2, 3, 8, 4)
+    query, key, value = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with FlopCounterMode(display=False, custom_mapping=missing_formulas()) as counter:
+        out = kernel(query, key, value)[0]
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    product = 2 * math.prod(shape[:3]) * shape[2] * shape[3]
+    assert forward == 2 * product
+    assert counter.get_total_flops() == 7 * product
+
+
+def test_a_view_isn_t_counted_and_what_is_freed_is_let_go() -> None:
+    known = torch.ones(100)
+    with LiveBytes([known]) as live:
+        made = known * 2
+        _ = known.view(10, 10), made[3:], known.add_(1)
+        assert live.now == 400
+        del made
+        assert live.now == 400  # A view of it is still there.
+        del _
+        assert live.now == 0
+        again = torch.empty(50, dtype=torch.float64)
+    assert (live.now, live.peak) == (400, 400)
+    assert live.num_kernels == 3
+    assert bytes_of([again, again[1:], known]) == 800
+
+
+@pytest.mark.parametrize("power", range(6))
+def test_a_tree_holds_as_many_copies_as_planned(power: int) -> None:
+    """Brute force: fold leaves of one number each, and count those that are alive."""
+    weight = nn.Parameter(torch.ones(100))
+    most = 0
+    with LiveBytes([weight]) as live:
+        tree = PairSum([weight])
+        for _ in range(2**power):
+            tree.lend()
+            if weight.grad is None:
+                weight.grad = torch.ones(100)
+            else:
+                weight.grad += 1.0
+            tree.fold({})
+            most = max(most, live.now)
+        tree.root()
+    assert most == 400 * gradient_copies(2**power)
+
+
+@pytest.mark.parametrize("kind", ["averaged", "text"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_sharding_leaves_each_rank_its_share(kind: str, ranks: int) -> None:
+    parts = measured(kind)
+    replicated, optimizer, full = (memory_of(parts, ranks, sharding) for sharding in SHARDINGS)
+    one = memory_of(parts, 1, "replicated")
+    assert replicated.commit["optimizer state"] == one.commit["optimizer state"] == parts.state
+    largest = max(parts.state_whole, default=0)
+    share = parts.state / ranks
+    assert share <= optimizer.commit["optimizer state"] <= share + largest + 1
+    assert full.backward["parameters"] == math.ceil(parts.parameters / ranks)
+    assert full.commit["gradients"] == math.ceil(parts.gradients / ranks)
+    assert optimizer.backward["parameters"] == parts.parameters
+    assert optimizer.total < replicated.total
+    assert replicated.backward["activations"] == full.backward["activations"] == parts.activations
+
+
+def test_full_sharding_holds_two_blocks_whole() -> None:
+    parts, model = measured("text"), recipes.text().build_model()
+    blocks = [sum(p.nbytes for p in block.parameters()) for block in model.blocks]  # type: ignore[union-attr]
+    assert parts.largest_block == max(blocks)
+    assert parts.outside_blocks + sum(blocks) == parts.parameters
+    gathered = memory_of(parts, 4, "full").backward["gathered parameters"]
+    assert gathered == parts.outside_blocks + 2 * parts.largest_block < parts.parameters
+
+
+def test_one_rank_holds_everything_whatever_the_sharding() -> None:
+    parts = measured("averaged")
+    assert len({str(memory_of(parts, 1, sharding)) for sharding in SHARDINGS}) == 1
+
+
+@given(size=st.integers(0, 6), ranks=st.integers(-1, 80))
+def test_ranks_share_a_step_if_they_divide_it(size: int, ranks: int) -> None:
+    v = 2**size
+    if ranks >= 1 and v % ranks == 0:
+        assert leaves_of(v, ranks) * ranks == v
+    else:
+        with pytest.raises(PlanError, match=rf"{ranks} ranks can't share V = {v} ") as refused:
+            leaves_of(v, ranks)
+        words = str(refused.value).split()
+        assert v % int(words[words.index("--ranks") + 1].strip(".,")) == 0
+        if "--set" in words:
+            assert leaves_of(int(words[-1].strip(".").partition("=")[2]), ranks) == 1
+
+
+def test_averages_that_begin_later_are_planned() -> None:
+    late = dataclasses.replace(recipes.averaged().methods[1], ema_start="3ba")  # type: ignore[type-var]
+    parts = measure(recipes.dense(methods=(late,)).trainer())
+    assert parts.averages == parts.gradients
+
+
+def test_a_second_pass_is_planned() -> None:
+    parts = measured("twice")
+    assert parts.again == 3 * parts.parameters
+    assert memory_of(parts, 1, "replicated").backward["second pass"] == parts.again
+
+
+def test_a_recipe_without_data_can_t_be_measured() -> None:
+    recipe = recipes.dense()
+    trainer = Trainer(recipe.build_model(), recipe.loss, optimizers=recipe.optimizers)
+    with pytest.raises(DataError, match="has no data"):
+        measure(trainer)
