@@ -1,4 +1,4 @@
-"""Runs a small Slurm cluster on this machine: a controller and some nodes, all in one folder, and no service of the system.
+"""Runs a small Slurm cluster on this machine: a controller and some nodes, in one folder, no service of the system.
 
 For tests of `cosmati launch --on slurm`, and for trying it out. It needs Debian's slurmctld, slurmd, slurm-client and
 munge. Ports, keys and files are its own, and everything ends with it.
@@ -95,7 +95,7 @@ class SlurmOnOneHost:
             self._begin("slurmctld", ["slurmctld", "-D", "-c"])
             for number in range(self.num_nodes):
                 self.begin_node(f"n{number}")
-            self._wait_until_idle(30.0)
+            self.wait_until_idle()
         except BaseException:
             self.__exit__()
             raise
@@ -156,15 +156,22 @@ class SlurmOnOneHost:
 
     def _begin(self, name: str, command: list[str]) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:
-            self._daemons[name] = subprocess.Popen(
+            self._daemons[name] = subprocess.Popen(  # noqa: S603  (found on the path)
                 [_where(command[0]), *command[1:]], env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def _wait_until_idle(self, seconds: float) -> None:
+    def wait_until_idle(self, seconds: float = 30.0) -> None:
+        """Wait until every node is idle.
+
+        Raises:
+            RuntimeError: that takes longer.
+        """
         command = [_where("sinfo"), "-h", "-N", "-o", "%T"]
 
         def is_idle() -> bool:
-            done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(  # noqa: S603
+                command, env=self.environment, capture_output=True, text=True, check=False
+            )
             return done.stdout.split() == ["idle"] * self.num_nodes
 
         _wait(is_idle, seconds, f"Slurm, whose logs are in {self.folder}")
