@@ -111,8 +111,11 @@ port=$({python} -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s
 export nodes address port
 trap 'again "its time is nearly up"' USR1
 srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c {agent} &
-wait $!
+step=$!
+wait "$step"
 status=$?
+# A signal ends the wait, and not the step.
+while kill -0 "$step" 2> /dev/null; do wait "$step"; status=$?; done
 [ "$status" -ne 0 ] && again "it ended with status $status"
 echo "$status" > "$folder/status"
 exit "$status"
