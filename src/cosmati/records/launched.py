@@ -16,11 +16,13 @@ class LaunchedRun:
 
     Attributes:
         folder: of the run, absolute.
+        attempt: number of this start in the run's `attempts.jsonl`.
         num_microbatches: V, which the number of ranks divides.
         num_steps: of the whole run, None where that isn't known ahead.
     """
 
     folder: str
+    attempt: int
     num_microbatches: int
     num_steps: int | None
 
