@@ -17,6 +17,7 @@ from pathlib import Path
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptRequest, Engine, Phase, Standing
 from cosmati.launch.job import Job, JobAttempt, attempt_folder, folder_of
+from cosmati.launch.program import of_job
 from cosmati.launch.queue import JobQueue, StaleHolderError
 from cosmati.launch.states import ACTIVE, ENDED, State
 from cosmati.launch.watch import Progress, RunWatch
@@ -157,7 +158,7 @@ class Supervisor:
         request = AttemptRequest(
             job=self._id,
             number=number,
-            program=job.request.program,
+            program=of_job(job.request.program, self._id),
             ranks=ranks,
             folder=folder,
             bad=tuple(bad),
@@ -252,6 +253,8 @@ class Supervisor:
         told = {"outcome": ended.outcome, "reason": ended.reason, "place": ended.place}
         self._queue.note_attempt(self._id, self._holder, number, **told)
         job = self._job()
+        if ended.outcome == "completed" and job.num_steps is not None:
+            self._queue.note(self._id, self._holder, step=job.num_steps)  # lines come every ten steps
         if ended.outcome in ("completed", "stopped"):
             ends = State.COMPLETED if ended.outcome == "completed" else State.STOPPED
             self._move(job.state, ends, ended.reason)
