@@ -1,1 +1,43 @@
-"""Jobs that survive their machines: a queue, supervisors, and the engines that carry attempts out."""
+"""Jobs that survive their machines: a queue, supervisors, and the engines that carry attempts out.
+
+    from cosmati.launch import launch, show, wait
+
+    job = launch("train.py", ranks=2)
+    print(wait(job.id).state)
+
+The same words as on the command line: `cosmati launch`, `runs`, `show`, `logs`, `stop`, `resume`, `clone`, `delete`.
+"""
+
+from __future__ import annotations
+
+from cosmati.launch.commands import (
+    clone,
+    delete,
+    launch,
+    logs,
+    resume,
+    resume_lost,
+    runs,
+    show,
+    stop,
+    wait,
+)
+from cosmati.launch.job import Job, JobAttempt, JobRequest
+from cosmati.launch.states import State
+
+__all__ = [
+    "Job",
+    "JobAttempt",
+    "JobRequest",
+    "State",
+    "clone",
+    "delete",
+    "launch",
+    "logs",
+    "resume",
+    "resume_lost",
+    "runs",
+    "show",
+    "stop",
+    "wait",
+]

@@ -56,12 +56,15 @@ class LocalEngine:
         """Return how an attempt stands."""
         attempt = self._running.get(handle)
         if attempt is None:
-            return Standing(phase=Phase.ENDED, reason="the supervisor that had begun it has ended")
+            return Standing(phase=Phase.ENDED, reason="nothing of it runs any more")
         return attempt.standing()
 
     def ask_to_stop(self, handle: str) -> None:
         """Let the first rank stop after its step, which stops them all."""
-        for mark in list(processes_in(Path(handle), "rank"))[:1]:
+        marks = list(processes_in(Path(handle), "rank"))
+        if not marks:
+            self.cancel(handle)  # nothing was begun that could be lost
+        for mark in marks[:1]:
             send(mark, signal.SIGTERM)
 
     def dump_stacks(self, handle: str) -> None:
@@ -75,7 +78,7 @@ class LocalEngine:
         Raises:
             RunError: the kernel doesn't let one go, as where a disk hangs.
         """
-        if attempt := self._running.get(handle):
+        if attempt := self._running.pop(handle, None):
             attempt.kill()
         until = time.monotonic() + _END_SECONDS
         marks = [mark for kind in ("agent", "rank") for mark in processes_in(Path(handle), kind)]

@@ -28,6 +28,7 @@ from cosmati.core.clock import Clock
 from cosmati.core.plan import Plan, describe
 from cosmati.errors import RunError
 from cosmati.records.artifacts import ARTIFACT
+from cosmati.records.attempts import read_attempts
 from cosmati.records.launched import NOTE_VARIABLE, LaunchedRun
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.atomic import replace_file
@@ -133,9 +134,12 @@ class RunFolder:
 
     def _tell_launcher(self) -> None:
         if path := os.environ.get(NOTE_VARIABLE):
-            facts = self._facts
+            attempts = read_attempts(self.path)
             told = LaunchedRun(
-                folder=str(self.path.absolute()), num_microbatches=facts.num_microbatches, num_steps=facts.num_steps
+                folder=str(self.path.absolute()),
+                attempt=attempts[-1].number + 1 if attempts else 0,
+                num_microbatches=self._facts.num_microbatches,
+                num_steps=self._facts.num_steps,
             )
             replace_file(Path(path), told.to_json().encode())
 
