@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -72,6 +73,13 @@ class Job:
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
     @property
+    def num_requeues(self) -> int:
+        """How often Slurm has begun it again."""
+        command = ["scontrol", "show", "job", self.handle.partition(" ")[0], "--oneliner"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return int(said.partition(" Restarts=")[2].split()[0])
+
+    @property
     def is_running(self) -> bool:
         """Whether both ranks have noted themselves since the job was last begun."""
         is_on = self.standing.phase is Phase.RUNNING
@@ -94,9 +102,7 @@ def request_of(folder: Path, command: tuple[str, ...], ranks: int = 2, **setting
     program = Program(command=command, folder=folder, python=Path(sys.executable), environment=paths)
     given = {name.replace("_", "-"): value for name, value in settings.items()}
     name = f"{folder.name.replace('_', '-')}-{os.getpid()}"
-    return AttemptRequest(
-        job=name, number=0, program=program, ranks=ranks, folder=folder / "attempt-0", settings=given
-    )
+    return AttemptRequest(job=name, number=0, program=program, ranks=ranks, folder=folder / "attempt-0", settings=given)
 
 
 def result_of(run: Path) -> tuple[bytes, int]:

@@ -54,11 +54,12 @@ def test_a_node_that_is_killed_costs_time_and_no_bit(
     assert (standing.phase, standing.status) == (Phase.ENDED, 0), job.log
     assert result_of(job.run) == alone
     assert len(read_attempts(job.run)) == 2
-    # The same ranks go on with half of the nodes.
-    assert "Back to the queue" in job.log or "DUE TO NODE FAILURE" in job.log
+    assert job.num_requeues >= 1
 
 
-def test_a_rank_that_is_killed_goes_on_without_the_queue(alone: tuple[bytes, int], cluster: object, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_goes_on_without_the_queue(
+    alone: tuple[bytes, int], cluster: object, tmp_path: Path
+) -> None:
     job = Job(tmp_path, 0.05, nodes="2")
     job.until(lambda: job.step >= 20 and job.is_running)
     mark = list(processes_in(job.request.folder, "rank"))[1]
@@ -77,7 +78,7 @@ def test_a_stop_is_no_failure_and_the_run_goes_on_later(
     job.engine.dump_stacks(job.handle)
     job.engine.ask_to_stop(job.handle)
     assert job.ended().status == 0, job.log
-    assert "in step_microbatches" in (job.request.folder / "rank-1.stacks").read_text()
+    assert "cosmati/train/trainer.py" in (job.request.folder / "rank-1.stacks").read_text()
     assert 20 <= job.step < 60
     assert len(read_attempts(job.run)) == 1
     again = Job(tmp_path, 0.0, nodes="2")

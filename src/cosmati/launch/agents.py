@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import Program
+from cosmati.records.launched import LaunchedRun
+from cosmati.storage.fence import fence_off
+
+_LOCK_SECONDS = 5.0
 
 
 def check_settings(engine: str, given: Mapping[str, str], known: Collection[str]) -> Mapping[str, str]:
@@ -77,3 +83,23 @@ def agent_command(
         f"--max-restarts={restarts} --rdzv-backend=c10d --rdzv-id={run_id} --rdzv-endpoint={endpoint} "
         f"--rdzv-conf=is_host={is_host} -m cosmati.launch.worker {own}"
     )
+
+
+def fence_off_earlier(folder: Path) -> None:
+    """Make whoever may still train an attempt's run stale, before it's begun again by its scheduler.
+
+    Args:
+        folder: the attempt's own, in which the run has noted where it is.
+
+    Raises:
+        OSError: the run's folder can't be written.
+    """
+    note = folder / "run"
+    if note.exists():
+        run = Path(LaunchedRun.from_json(note.read_text()).folder)
+        for path in (run, run / "ledger"):
+            fence_off(path, wait_seconds=_LOCK_SECONDS)
+
+
+if __name__ == "__main__":
+    fence_off_earlier(Path(sys.argv[1]))

@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from cosmati.errors import CosmatiError, RunError
@@ -49,8 +50,9 @@ def engine_of(name: str) -> Engine:
         RunError: there's none of it.
     """
     from cosmati.launch.local import LocalEngine
+    from cosmati.launch.slurm import SlurmEngine
 
-    engines = {LocalEngine.name: LocalEngine}
+    engines: dict[str, Callable[[], Engine]] = {LocalEngine.name: LocalEngine, SlurmEngine.name: SlurmEngine}
     if name not in engines:
         raise RunError(f"No engine is called {name!r}. There are {', '.join(engines)}: --on NAME.")
     return engines[name]()

@@ -101,6 +101,8 @@ again() {{
   echo "Back to the queue, for time $((restarts + 1)) of {requeues}: $1."
   scontrol requeue "$SLURM_JOB_ID" && exit 0
 }}
+# Nodes that nobody reaches may train on: from now on they can commit nothing.
+[ "$restarts" -gt 0 ] && {python} -m cosmati.launch.agents "$folder"
 rm -f "$folder"/rank-*.end "$folder"/rank-*.process
 # As many nodes as share the microbatches; the others idle.
 for nodes in {counts}; do [ "$SLURM_JOB_NUM_NODES" -ge "$nodes" ] && break; done
@@ -230,7 +232,7 @@ def _with_ends(standing: Standing, folder: Path) -> Standing:
 
 
 def _ended_before(folder: Path) -> Standing:
-    """Return how a job ended that Slurm has forgotten, as it does after minutes; one that was cancelled noted nothing."""
+    """Return how a job ended that Slurm has forgotten, as it does after minutes; a cancelled one noted nothing."""
     try:
         status = int((folder / _STATUS).read_text())
     except (OSError, ValueError):

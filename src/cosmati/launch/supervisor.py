@@ -147,7 +147,9 @@ class Supervisor:
         job = self._job()
         number = len(self._queue.attempts(self._id))
         bad = self._queue.bad_places(self._id)
-        ranks, idle = ranks_for(job.request.ranks - len(bad), job.num_microbatches)
+        # A scheduler finds other places; on this machine there are none.
+        num_lost = len(bad) if job.request.engine == "local" else 0
+        ranks, idle = ranks_for(job.request.ranks - num_lost, job.num_microbatches)
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         if not ranks:
