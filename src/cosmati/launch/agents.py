@@ -40,11 +40,12 @@ def node_counts(ranks: int, nodes: str) -> tuple[list[int], int]:
     Raises:
         RunError: the ranks can't be shared out evenly.
     """
-    fewest, _, most = nodes.partition("-")
-    if not (fewest.isdigit() and (most or fewest).isdigit()):
+    fewest, dash, most = nodes.partition("-")
+    most = most if dash else fewest
+    if not (fewest.isdigit() and most.isdigit()):
         msg = f"{nodes!r} is no number of nodes. Give one, `2`, or the fewest and the most, `1-2`."
         raise RunError(msg)
-    low, high = int(fewest), int(most or fewest)
+    low, high = int(fewest), int(most)
     if not 1 <= low <= high or ranks % high:
         msg = (
             f"{ranks} ranks can't be shared by {nodes} nodes: each has as many as the others. "

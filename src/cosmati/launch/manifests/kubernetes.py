@@ -92,7 +92,7 @@ def _trainjob(job: ContainerJob) -> list[dict[str, Any]]:
         "containers": [{"name": "node", "volumeMounts": [_volume_mount(job)]}],
     }
     patch = {
-        "manager": "cosmati.invalid/launch",
+        "manager": "cosmati.invalid/launch",  # who patches, as a name below a domain: a domain that nobody has
         "trainingRuntimeSpec": {
             "template": {
                 "spec": {
@@ -141,7 +141,7 @@ def _pod(job: ContainerJob, *, index: str, host: str, run_id: str) -> dict[str, 
     }
     if resources := _resources(job):
         container["resources"] = resources
-    chosen = {"nodeSelector": {"cosmati.invalid/accelerator": job.accelerator}} if job.accelerator else {}
+    chosen = {"nodeSelector": _label(job.accelerator)} if job.accelerator else {}
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _STOP_SECONDS,
@@ -149,6 +149,22 @@ def _pod(job: ContainerJob, *, index: str, host: str, run_id: str) -> dict[str, 
         "containers": [container],
         "volumes": [_volume(job), shared],
     }
+
+
+def _label(accelerator: str) -> dict[str, str]:
+    """Return the label of the nodes that have an accelerator.
+
+    Raises:
+        RunError: it's none.
+    """
+    name, equals, value = accelerator.partition("=")
+    if not equals:
+        msg = (
+            f"accelerator={accelerator!r} names no nodes: Kubernetes has labels. Give the label that they bear: "
+            "--with accelerator=nvidia.com/gpu.product=NVIDIA-H200"
+        )
+        raise RunError(msg)
+    return {name: value}
 
 
 def _environment(job: ContainerJob) -> list[dict[str, Any]]:
