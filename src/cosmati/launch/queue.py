@@ -67,6 +67,8 @@ class JobQueue:
             self._database = sqlite3.connect(self.home / _FILE, timeout=60.0, isolation_level=None)
             self._database.row_factory = sqlite3.Row
             self._database.execute("PRAGMA journal_mode=WAL")
+            # A crash of the machine may undo the last changes, and leaves the file whole; jobs go by their runs.
+            self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute("PRAGMA foreign_keys=ON")
             self._database.executescript(_SCHEMA)
 
@@ -275,7 +277,8 @@ class JobQueue:
             try:
                 yield
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # a full disk has ended it
+                    self._database.execute("ROLLBACK")
                 raise
             self._database.execute("COMMIT")
 

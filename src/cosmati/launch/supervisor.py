@@ -31,8 +31,9 @@ _MAX_BACKOFF = 300.0
 _GRACE_SECONDS = 300.0
 _LOCK_SECONDS = 5.0
 _STACKS_SECONDS = 1.0
-_BAD_AFTER = 2
-"""Failures in a row of one place, without a step that's new, after which the job does without it."""
+_LOOK_SECONDS = 0.3
+_BAD_AFTER = 3
+"""Failures in a row of one place, none of which got further, after which the job does without it."""
 
 
 def is_supervised(home: Path, job_id: str) -> bool:
@@ -152,9 +153,6 @@ class Supervisor:
         ranks, idle = ranks_for(job.request.ranks - num_lost, job.num_microbatches)
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
-        if not ranks:
-            self._move(State.STARTING, State.FAILED, f"no place is left that isn't bad: {', '.join(bad)}")
-            return
         self._queue.begin_attempt(self._id, self._holder, attempt)
         self._fence_off(job)
         request = AttemptRequest(
@@ -273,14 +271,15 @@ class Supervisor:
         elif failures > job.request.retries:
             self._move(job.state, State.FAILED, f"{failures} failures got no further; the last: {ended.reason}")
         else:
-            self._refuse_place(ended, got_further=got_further)
+            self._refuse_place(ended, failures)
             self._move(job.state, State.PENDING, ended.reason)
             self._back_off(job, failures)
 
-    def _refuse_place(self, ended: _Ended, *, got_further: bool) -> None:
-        """Do without a place that has failed again and again."""
+    def _refuse_place(self, ended: _Ended, failures: int) -> None:
+        """Do without a place that has failed again and again, unless it's the last one."""
         last = [one.place for one in self._queue.attempts(self._id)[-_BAD_AFTER:]]
-        if ended.place and not got_further and last == [ended.place] * _BAD_AFTER:
+        is_last = len(self._queue.bad_places(self._id)) + 1 >= self._job().request.ranks
+        if ended.place and not is_last and failures >= _BAD_AFTER and last == [ended.place] * _BAD_AFTER:
             reason = f"failed {_BAD_AFTER} times in a row: {ended.reason}"
             self._queue.add_bad_place(self._id, self._holder, ended.place, reason)
 
@@ -292,8 +291,6 @@ class Supervisor:
 
 def ranks_for(available: int, num_microbatches: int | None) -> tuple[int, int]:
     """Return how many of the ranks that are there train, and how many are idle: the largest number that divides V."""
-    if available < 1:
-        return 0, 0
     if num_microbatches is None:
         return available, 0
     ranks = max(number for number in range(1, available + 1) if num_microbatches % number == 0)
@@ -301,7 +298,7 @@ def ranks_for(available: int, num_microbatches: int | None) -> tuple[int, int]:
 
 
 def _lock_of(home: Path, job_id: str) -> FileLock:
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + _LOOK_SECONDS
     while True:
         with contextlib.suppress(BlockingIOError):  # somebody may only be looking whether it's held
             return FileLock(folder_of(home, job_id) / SUPERVISOR_LOCK)

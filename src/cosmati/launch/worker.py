@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from cosmati.records.launched import NOTE_VARIABLE
 PLACE_VARIABLE = "COSMATI_PLACE"
 _LOST_OTHERS = ("gloo", "nccl", "connection", "store", "socket", "timeout", "timed out", "peer")
 """Words of errors that a rank has because another one has ended. Gloo's are plain RuntimeErrors."""
+
+
+_LOST_SECONDS = 0.5
 
 
 def run_program(folder: str, command: Sequence[str], parent: int) -> None:
@@ -56,6 +60,9 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if status:
+        if lost_others:
+            # The agent tells of the first rank that it sees ended: let it see the one that was lost.
+            time.sleep(_LOST_SECONDS)
         note_end(Path(folder), rank, BadEnd(status=status, error=error, lost_others=lost_others, place=place))
         os._exit(status)
 
