@@ -1,4 +1,4 @@
-"""Manifests against the schemas of those who read them: Kubernetes' own, Kubeflow's and JobSet's models, SkyPilot's, dstack's.
+"""Manifests against the schemas of those who read them: Kubernetes, Kubeflow, JobSet, SkyPilot, dstack.
 
 `make test-manifests` has these packages, in an environment of its own.
 """

@@ -13,7 +13,6 @@ import pytest
 from cosmati.launch.engine import Phase
 from cosmati.launch.notes import processes_in
 from cosmati.launch.slurm import SlurmEngine
-from cosmati.ledger.verify import verify_ledger
 from cosmati.records.attempts import read_attempts
 from tests.launch.slurm_cluster import RECIPE, Job, result_of
 from tests.processes import run_python

@@ -13,6 +13,7 @@ from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
 from cosmati.errors import RunError
 from cosmati.launch.commands import home_of, stop, wait
 from cosmati.launch.commands import launch as begin
+from cosmati.launch.engines import dry_run
 from cosmati.launch.job import Job
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import State
@@ -40,7 +41,10 @@ def launch(
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for its processes.")
     ] = None,
     name: Annotated[str, typer.Option(help="The beginning of its id; else the file's name.")] = "",
-    on: Annotated[str, typer.Option(help="What carries it out: local.")] = "local",
+    on: Annotated[
+        str,
+        typer.Option(help="What carries it out: local, slurm; with --dry-run also kubernetes, skypilot, dstack."),
+    ] = "local",
     engine_settings: Annotated[
         list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A setting of what carries it out.")
     ] = None,
@@ -48,6 +52,9 @@ def launch(
         int | None, typer.Option(help="Ranks that may run at once on this machine, from now on; else its devices.")
     ] = None,
     queue: QueueOption = None,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show what --on would be given, and begin nothing.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Say its id and leave it to itself.")] = False,
 ) -> None:
     """Begin a job that survives its machines: what is killed, hangs or fails goes on from its last checkpoint.
@@ -64,8 +71,25 @@ def launch(
     Examples:
       cosmati launch digits.py --ranks 2
       cosmati launch digits.py:big --ranks 4 --run-folder runs/big --set config.num_microbatches=4 --detach
+      cosmati launch digits.py --ranks 4 --on slurm --with nodes=1-2 --with partition=gpu
+      cosmati launch gpt.py --ranks 16 --on kubernetes --with image=me/gpt:1 --with volume=runs --dry-run > gpt.yaml
       cosmati launch train.py --ranks 2 --max-duration 8h --retries 10 -- --lr 3e-4 --out runs/{job}
     """  # noqa: D301
+    if is_dry:
+        rendered = dry_run(
+            file,
+            *(arguments or []),
+            engine=on,
+            ranks=ranks,
+            max_seconds=seconds_of(max_duration) if max_duration else None,
+            settings=settings or [],
+            run_folder=run_folder,
+            environment=named_values("--env", environment),
+            name=name,
+            engine_settings=named_values("--with", engine_settings),
+        )
+        typer.echo(rendered, nl=False)
+        return
     if slots is not None:
         if slots < 1:
             raise RunError(f"--slots {slots}: at least one rank has to run at once. Give 1 or more.")

@@ -22,6 +22,7 @@ from cosmati.launch.commands import (
     stop,
     wait,
 )
+from cosmati.launch.engines import dry_run
 from cosmati.launch.job import Job, JobAttempt, JobRequest
 from cosmati.launch.states import State
 
@@ -32,6 +33,7 @@ __all__ = [
     "State",
     "clone",
     "delete",
+    "dry_run",
     "launch",
     "logs",
     "resume",

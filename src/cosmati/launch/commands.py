@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
+from cosmati.launch.engines import check_engine
 from cosmati.launch.job import Job, JobAttempt, JobRequest, attempt_folder, folder_of
 from cosmati.launch.notes import log_of
 from cosmati.launch.program import in_own_folder, program_of
@@ -78,6 +79,7 @@ def launch(
         raise RunError(f"A job has one rank at least, and {ranks} were asked for. Give their number: --ranks 2.")
     if retries < 0 or (max_seconds is not None and max_seconds <= 0):
         raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
+    check_engine(engine)
     program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
     name = name or Path(file.partition(":")[0]).stem
     asked = JobRequest(

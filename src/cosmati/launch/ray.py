@@ -57,8 +57,7 @@ def train_on_ray(
         RunError: it has failed too often; its cause is Ray's.
     """
     try:
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.base_trainer import TrainingFailedError
+        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
         msg = "Training on Ray needs Ray Train 2. Install it: pip install 'cosmati[ray]'"

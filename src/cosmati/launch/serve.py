@@ -6,12 +6,11 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from cosmati.errors import CosmatiError, RunError
+from cosmati.errors import CosmatiError
 from cosmati.launch.agent import ENVIRONMENT
-from cosmati.launch.engine import Engine
+from cosmati.launch.engines import engine_of
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.supervisor import Supervisor
 
@@ -41,21 +40,6 @@ def serve(home: Path, job_id: str) -> None:
             importlib.import_module(module)
         with Supervisor(queue, job_id, engine, slots=queue.slots or num_devices()) as supervisor:
             supervisor.run()
-
-
-def engine_of(name: str) -> Engine:
-    """Return an engine by its name.
-
-    Raises:
-        RunError: there's none of it.
-    """
-    from cosmati.launch.local import LocalEngine
-    from cosmati.launch.slurm import SlurmEngine
-
-    engines: dict[str, Callable[[], Engine]] = {LocalEngine.name: LocalEngine, SlurmEngine.name: SlurmEngine}
-    if name not in engines:
-        raise RunError(f"No engine is called {name!r}. There are {', '.join(engines)}: --on NAME.")
-    return engines[name]()
 
 
 def num_devices() -> int:
