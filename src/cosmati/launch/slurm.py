@@ -228,7 +228,7 @@ def _with_ends(standing: Standing, folder: Path) -> Standing:
     own = next((end for end in ends_in(folder).values() if not end.lost_others), None)
     if standing.status == 0 or own is None:
         return standing
-    return replace(standing, reason=own.error, place=own.place, own_fault=True)
+    return replace(standing, status=own.status, reason=own.error, place=own.place, own_fault=True)
 
 
 def _ended_before(folder: Path) -> Standing:
