@@ -63,7 +63,7 @@ def asked(file: Path, run: Path, **changes: Any) -> JobRequest:
     """Return what is asked of the launcher to train a recipe."""
     command = ("-m", "cosmati", "train", str(file), "--run-folder", str(run))
     program = Program(command=command, folder=file.parent, python=Path(sys.executable))
-    return JobRequest(**{"name": "slow", "program": program, "ranks": 2, "backoff_seconds": 0.05, **changes})
+    return JobRequest(**{"name": "slow", "program": program, "ranks": 2, "backoff_seconds": 0.0005, **changes})
 
 
 def serving(home: Path, job_id: str) -> PythonProcess:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import cosmati
@@ -43,6 +43,8 @@ def recipe():
     )
 """
 
+ENVIRONMENT = {"PYTHONPATH": str(Path(cosmati.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
 
 class Job:
     """A job of two ranks on Slurm, which trains the recipe above into `run`."""
@@ -68,9 +70,7 @@ class Job:
     @property
     def step(self) -> int:
         """The last step that the run has written down."""
-        path = self.run / "steps.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return int(json.loads(lines[-1])["step"]) if lines else 0
+        return step_of(self.run)
 
     @property
     def num_requeues(self) -> int:
@@ -86,10 +86,7 @@ class Job:
         return is_on and len(list(self.request.folder.glob("rank-*.process"))) == 2
 
     def until(self, is_so: Callable[[], bool], seconds: float = 120.0) -> None:
-        end = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < end, f"{self.standing}\n{self.log}"
-            time.sleep(0.2)
+        until(is_so, seconds, lambda: f"{self.standing}\n{self.log}")
 
     def ended(self, seconds: float = 120.0) -> Standing:
         self.until(lambda: self.standing.phase is Phase.ENDED, seconds)
@@ -98,11 +95,25 @@ class Job:
 
 def request_of(folder: Path, command: tuple[str, ...], ranks: int = 2, **settings: str) -> AttemptRequest:
     """Return an attempt of a job that finds this repository's modules."""
-    paths: Mapping[str, str] = {"PYTHONPATH": str(Path(cosmati.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    program = Program(command=command, folder=folder, python=Path(sys.executable), environment=paths)
+    program = Program(command=command, folder=folder, python=Path(sys.executable), environment=ENVIRONMENT)
     given = {name.replace("_", "-"): value for name, value in settings.items()}
     name = f"{folder.name.replace('_', '-')}-{os.getpid()}"
     return AttemptRequest(job=name, number=0, program=program, ranks=ranks, folder=folder / "attempt-0", settings=given)
+
+
+def until(is_so: Callable[[], bool], seconds: float = 120.0, told: Callable[[], str] = str) -> None:
+    """Wait until something is so, and fail with what is told where it isn't in time."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, told()
+        time.sleep(0.2)
+
+
+def step_of(run: Path) -> int:
+    """Return the last step that a run has written down."""
+    path = run / "steps.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def result_of(run: Path) -> tuple[bytes, int]:

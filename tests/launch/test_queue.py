@@ -217,14 +217,14 @@ def test_a_disk_that_is_full_is_said_with_what_to_do(tmp_path: Path) -> None:
         jobs.add(request())
         pages = jobs._database.execute("PRAGMA page_count").fetchone()[0]
         jobs._database.execute(f"PRAGMA max_page_count={pages}")
-        with pytest.raises(RunError, match="database or disk is full. Free space or mend the folder"):
+        with pytest.raises(RunError, match=r"database or disk is full. Free space or mend the folder"):
             jobs.add(request(name="x" * 10, settings={"what": "y" * 100_000}))
         assert [job.id for job in jobs.all()] == ["train-it-1"]
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="can't be used: .*--queue FOLDER"):
+    with pytest.raises(RunError, match=r"can't be used: .*--queue FOLDER"):
         JobQueue(tmp_path / "file" / "queue")
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cosmati.launch import State, launch, show, wait
 from cosmati.launch.engine import Phase
 from cosmati.launch.notes import processes_in
 from cosmati.launch.slurm import SlurmEngine
 from cosmati.records.attempts import read_attempts
-from tests.launch.slurm_cluster import RECIPE, Job, result_of
+from tests.launch.slurm_cluster import ENVIRONMENT, RECIPE, Job, result_of, step_of, until
 from tests.processes import run_python
 from tools.slurm_on_one_host import SlurmOnOneHost
 
@@ -38,17 +39,45 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, int]:
     return result_of(folder / "run")
 
 
-@pytest.mark.parametrize("node", ["n1", "n0"])
 def test_a_node_that_is_killed_costs_time_and_no_bit(
-    cluster: SlurmOnOneHost, alone: tuple[bytes, int], tmp_path: Path, node: str
+    cluster: SlurmOnOneHost, alone: tuple[bytes, int], tmp_path: Path
+) -> None:
+    (tmp_path / "small.py").write_text(RECIPE.replace("PAUSE", "0.05"))
+    queue, run = tmp_path / "queue", tmp_path / "run"
+    job = launch(
+        str(tmp_path / "small.py"),
+        ranks=2,
+        engine="slurm",
+        engine_settings={"nodes": "1-2"},
+        run_folder=run,
+        environment=ENVIRONMENT,
+        queue=queue,
+    )
+    until(lambda: step_of(run) >= 20)
+    cluster.kill_node("n1")
+    try:
+        job = wait(job.id, queue=queue)
+    finally:
+        cluster.begin_node("n1")
+        cluster.wait_until_idle()
+    assert (job.state, job.step, job.reason) == (State.COMPLETED, 60, "")
+    assert result_of(run) == alone
+    assert [one.outcome for one in read_attempts(run)] == ["", "completed"]
+    # Slurm's own affair: for the queue it was one attempt.
+    _, attempts, bad = show(job.id, queue)
+    assert ([one.outcome for one in attempts], bad) == (["completed"], {})
+
+
+def test_the_node_of_the_batch_script_is_killed(
+    cluster: SlurmOnOneHost, alone: tuple[bytes, int], tmp_path: Path
 ) -> None:
     job = Job(tmp_path, 0.05, nodes="1-2")
     job.until(lambda: job.step >= 20)
-    cluster.kill_node(node)
+    cluster.kill_node("n0")
     try:
         standing = job.ended()
     finally:
-        cluster.begin_node(node)
+        cluster.begin_node("n0")
         cluster.wait_until_idle()
     assert (standing.phase, standing.status) == (Phase.ENDED, 0), job.log
     assert result_of(job.run) == alone

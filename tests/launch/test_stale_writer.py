@@ -60,7 +60,11 @@ def test_a_writer_that_was_fenced_off_leaves_every_file_as_it_is(tmp_path: Path,
     data = InMemory((torch.rand(24, 3), torch.arange(24) % 2), 4)
     run = tmp_path / "run"
     config = RunConfig(budget="12ba", num_threads=1, run_folder=run, **more)  # type: ignore[arg-type]
-    evaluation = Evaluation(batches((torch.rand(8, 3), torch.arange(8) % 2), 4), {"accuracy": accuracy}) if write == "an evaluation" else None
+    evaluation = (
+        Evaluation(batches((torch.rand(8, 3), torch.arange(8) % 2), 4), {"accuracy": accuracy})
+        if write == "an evaluation"
+        else None
+    )
     fences = FencesOff(run, step)
     trainer = Trainer(
         MLP((3, 4, 2)),
@@ -86,7 +90,7 @@ def test_a_process_that_comes_back_from_a_machine_that_nobody_reached_commits_no
     with_secrets_of(whole, run)
     train = ["-m", "cosmati", "train", file, "--run-folder", run]
     lost = PythonProcess(train)
-    until(lambda: (run / "checkpoints").exists())
+    until((run / "checkpoints").exists)
     until(has_newer_checkpoint(run))
     lost.send_signal(signal.SIGSTOP)
     refused = run_python(train)

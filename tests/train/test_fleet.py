@@ -55,7 +55,7 @@ def test_ranks_with_unlike_threads_promise_less(tmp_path: Path, other: str, beca
 
 
 def test_ranks_with_unlike_releases_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="unlike releases of torch: .* on rank 0, 2.9.1 on rank 1"):
+    with pytest.raises(AssertionError, match=r"unlike releases of torch: .* on rank 0, 2.9.1 on rank 1"):
         _run(tmp_path, "torch.__version__ = '2.9.1+cpu' if rank else torch.__version__")
 
 

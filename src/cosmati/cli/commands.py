@@ -17,7 +17,7 @@ SUMMARIES = {
     "quickstart": "Train, compare, govern and report in minutes, offline, on data that this machine has.",
     "train": "Train a recipe to the end of its budget.",
     "plan": "Show what a recipe would do, and what it may promise, without training.",
-    "launch": "Begin a job that survives its machines: what is killed, hangs or fails goes on from its last checkpoint.",
+    "launch": "Begin a job that survives its machines: what is killed, hangs or fails goes on from its checkpoint.",
     "runs": "List jobs: where each stands, how far it is, when it's likely to end, how often it was resumed.",
     "show": "Show a job: what was asked for, how it stands, and each of its attempts.",
     "logs": "Print what a rank of a job has said.",

@@ -10,17 +10,15 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
-from cosmati.errors import RunError
-from cosmati.launch.commands import home_of, stop, wait
+from cosmati.launch.commands import stop, wait
 from cosmati.launch.commands import launch as begin
 from cosmati.launch.engines import dry_run
 from cosmati.launch.job import Job
-from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import State
 from cosmati.progress import ProgressDisplay
 
 
-def launch(
+def launch(  # noqa: PLR0913, PLR0917  (each an option)
     file: Annotated[
         str, typer.Argument(metavar="SCRIPT|FILE[:FUNCTION]", help="A script, or a file with a function recipe().")
     ],
@@ -37,10 +35,6 @@ def launch(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a recipe's setting.")
     ] = None,
     run_folder: Annotated[Path | None, typer.Option(help="Where a recipe's run goes; else runs/ID.")] = None,
-    environment: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for its processes.")
-    ] = None,
-    name: Annotated[str, typer.Option(help="The beginning of its id; else the file's name.")] = "",
     on: Annotated[
         str,
         typer.Option(help="What carries it out: local, slurm; with --dry-run also kubernetes, skypilot, dstack."),
@@ -48,19 +42,16 @@ def launch(
     engine_settings: Annotated[
         list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A setting of what carries it out.")
     ] = None,
-    slots: Annotated[
-        int | None, typer.Option(help="Ranks that may run at once on this machine, from now on; else its devices.")
-    ] = None,
     queue: QueueOption = None,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", help="Show what --on would be given, and begin nothing.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Say its id and leave it to itself.")] = False,
 ) -> None:
-    """Begin a job that survives its machines: what is killed, hangs or fails goes on from its last checkpoint.
+    """Begin a job that survives its machines: what is killed, hangs or fails goes on from its checkpoint.
 
     FILE is a script, or a recipe that `cosmati train` would train; a script keeps its run by RunConfig(run_folder=...).
-    The job goes on when the terminal is closed. Ctrl-C stops it after the step in progress, with a checkpoint, which
+    The job has this shell's environment, and goes on when the terminal is closed. Ctrl-C stops it after the step in progress, with a checkpoint, which
     is no failure: `cosmati resume ID` goes on. A second Ctrl-C leaves it to itself.
 
     \b
@@ -84,17 +75,10 @@ def launch(
             max_seconds=seconds_of(max_duration) if max_duration else None,
             settings=settings or [],
             run_folder=run_folder,
-            environment=named_values("--env", environment),
-            name=name,
             engine_settings=named_values("--with", engine_settings),
         )
         typer.echo(rendered, nl=False)
         return
-    if slots is not None:
-        if slots < 1:
-            raise RunError(f"--slots {slots}: at least one rank has to run at once. Give 1 or more.")
-        with JobQueue(home_of(queue)) as jobs:
-            jobs.slots = slots
     job = begin(
         file,
         *(arguments or []),
@@ -104,8 +88,6 @@ def launch(
         retries=retries,
         settings=settings or [],
         run_folder=run_folder,
-        environment=named_values("--env", environment),
-        name=name,
         engine=on,
         engine_settings=named_values("--with", engine_settings),
         queue=queue,

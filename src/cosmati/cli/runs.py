@@ -25,6 +25,9 @@ QueueOption = Annotated[
 
 def runs(
     state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="From now on so many ranks may run at once on this machine; else its devices.")
+    ] = None,
     queue: QueueOption = None,
 ) -> None:
     """List jobs: where each stands, how far it is, when it's likely to end, how often it was resumed.
@@ -33,7 +36,10 @@ def runs(
     Examples:
       cosmati runs
       cosmati runs --state running --state queued
+      cosmati runs --slots 2
     """  # noqa: D301
+    if slots is not None:
+        commands.set_slots(slots, queue)
     wanted = {_state_of(one) for one in state or []} or set(State)
     jobs = [job for job in commands.runs(queue) if job.state in wanted]
     if not jobs:
@@ -190,10 +196,10 @@ def named_values(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 def span(seconds: float) -> str:
     """Return seconds in words that fit into a table."""
-    if seconds < 60:  # noqa: PLR2004
+    if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"  # noqa: PLR2004
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _state_of(text: str) -> State:
@@ -231,12 +237,18 @@ def _attempt_line(attempt: JobAttempt) -> tuple[str, ...]:
     steps = "" if attempt.last_step is None else f"{attempt.first_step} to {attempt.last_step}"
     place = f" ({attempt.place})" if attempt.place and attempt.place not in attempt.reason else ""
     outcome = attempt.outcome or "goes on"
-    return (str(attempt.number), began, span(attempt.seconds), str(attempt.ranks), steps, outcome, attempt.reason + place)
+    return (
+        str(attempt.number),
+        began,
+        span(attempt.seconds),
+        str(attempt.ranks),
+        steps,
+        outcome,
+        attempt.reason + place,
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
     return "\n".join(line.rstrip() for line in lines)
-
-

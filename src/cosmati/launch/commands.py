@@ -117,6 +117,18 @@ def runs(queue: Path | None = None) -> list[Job]:
         return jobs.all()
 
 
+def set_slots(number: int, queue: Path | None = None) -> None:
+    """Let so many ranks run at once on this machine, from now on.
+
+    Raises:
+        RunError: it's fewer than one, or the queue can't be written.
+    """
+    if number < 1:
+        raise RunError(f"{number} ranks at once is none, and nothing would ever run. Give 1 or more.")
+    with JobQueue(home_of(queue)) as jobs:
+        jobs.slots = number
+
+
 def show(job_id: str, queue: Path | None = None) -> tuple[Job, list[JobAttempt], dict[str, str]]:
     """Return a job, its attempts, and the places that it does without, with the reasons.
 
@@ -217,7 +229,9 @@ def resume(job_id: str, queue: Path | None = None) -> Job:
     with JobQueue(home_of(queue)) as jobs:
         job = jobs.get(job_id)
         if job.state is State.COMPLETED:
-            raise RunError(f"Job {job_id} is completed: nothing is left to do. Begin another like it: cosmati clone {job_id}")
+            raise RunError(
+                f"Job {job_id} is completed: nothing is left to do. Begin another like it: cosmati clone {job_id}"
+            )
         if is_supervised(jobs.home, job_id):
             if job.state in ENDED:
                 _wait_for_supervisor(jobs, job_id)
@@ -245,8 +259,8 @@ def resume_lost(queue: Path | None = None) -> list[Job]:
 def clone(job_id: str, queue: Path | None = None, **changes: object) -> Job:
     """Begin a new job that is asked for as another one was; return it.
 
-    A recipe's run gets a folder of its own, beside the other's. A script says itself where it trains: one that names the
-    same folder goes on with the other's run.
+    A recipe's run gets a folder of its own, beside the other's. A script says itself where it trains: one that names
+    the same folder goes on with the other's run.
 
     Args:
         job_id: of the other one.
@@ -289,7 +303,7 @@ def _begin_keeper(jobs: JobQueue, job_id: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "supervisor.log").open("ab") as log:
             # A session of its own: it goes on when the terminal is closed, and Ctrl-C isn't for it.
-            subprocess.Popen(
+            subprocess.Popen(  # noqa: S603  (our own module)
                 [sys.executable, "-m", "cosmati.launch.keeper", str(jobs.home), job_id],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it isn't named among what's exported
 
 from cosmati.errors import RunError
 from cosmati.launch.agent import run_agent

@@ -11,7 +11,6 @@ from pathlib import Path
 from cosmati.errors import RunError
 from cosmati.launch.engine import Program
 
-
 JOB = "{job}"
 """In an argument: the job's id."""
 _FOLDER = "--run-folder"
@@ -42,13 +41,14 @@ def program_of(
     if colon and not is_recipe:
         raise RunError(f"{path} has no function {function!r} that returns a recipe. Name one of its own: {path}:NAME.")
     if is_recipe and arguments:
-        msg = f"{path} is a recipe, and takes no arguments ({' '.join(arguments)}). Change its settings: --set NAME=VALUE."
+        told = " ".join(arguments)
+        msg = f"{path} is a recipe, and takes no arguments ({told}). Change its settings: --set NAME=VALUE."
         raise RunError(msg)
     if not is_recipe and (settings or run_folder is not None):
         told = "--set" if settings else "--run-folder"
         msg = (
-            f"{path} is a script (it has no function recipe()), and {told} is for recipes. Give a script arguments of its "
-            f"own after --, and a run folder by its RunConfig."
+            f"{path} is a script (it has no function recipe()), and {told} is for recipes. Give a script arguments of "
+            f"its own after --, and a run folder by its RunConfig."
         )
         raise RunError(msg)
     folder = Path.cwd()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import Program
@@ -39,9 +39,7 @@ CREATE TABLE IF NOT EXISTS bad_places (
   job TEXT NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, place TEXT NOT NULL, reason TEXT NOT NULL,
   PRIMARY KEY (job, place));
 """
-_JOB = (
-    "SELECT *, (SELECT COALESCE(SUM(seconds), 0) FROM attempts WHERE job = jobs.id) AS seconds FROM jobs "
-)
+_JOB = "SELECT *, (SELECT COALESCE(SUM(seconds), 0) FROM attempts WHERE job = jobs.id) AS seconds FROM jobs "
 
 
 class StaleHolderError(RunError):
@@ -72,7 +70,7 @@ class JobQueue:
             self._database.execute("PRAGMA foreign_keys=ON")
             self._database.executescript(_SCHEMA)
 
-    def __enter__(self) -> JobQueue:
+    def __enter__(self) -> Self:
         """Return it."""
         return self
 
@@ -88,7 +86,14 @@ class JobQueue:
         """Put a job in, PENDING, and return it."""
         name = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:40] or "job"
         with self._changing():
-            values = (_text_of(request), State.PENDING, request.priority, request.ranks, time.time(), request.run_folder)
+            values = (
+                _text_of(request),
+                State.PENDING,
+                request.priority,
+                request.ranks,
+                time.time(),
+                request.run_folder,
+            )
             number = self._database.execute(
                 "INSERT INTO jobs (request, state, priority, ranks, created, run_folder) VALUES (?, ?, ?, ?, ?, ?)",
                 values,
@@ -154,7 +159,7 @@ class JobQueue:
         """
         assert now in FOLLOWS[was], f"{was} -> {now}"
         wish = ", wish = ''" if now in ENDED else ""
-        guard, given = "AND state = ?", [was]
+        guard, given = "AND state = ?", [str(was)]
         if holder is not None:
             guard, given = f"{guard} AND holder = ?", [*given, holder]
         self._set(job_id, guard, f"state = ?, reason = ?{wish}", now, reason, given=given)
@@ -173,7 +178,9 @@ class JobQueue:
         """
         with self._changing():
             own = self._rows("SELECT * FROM jobs WHERE id = ?", job_id)[0]
-            others = self._rows("SELECT * FROM jobs WHERE id != ? AND json_extract(request, '$.engine') = 'local'", job_id)
+            others = self._rows(
+                "SELECT * FROM jobs WHERE id != ? AND json_extract(request, '$.engine') = 'local'", job_id
+            )
             busy = sum(row["ranks"] for row in others if row["state"] in ACTIVE and lives(row["id"]))
             place = (-own["priority"], own["number"])
             waiting = (row for row in others if row["state"] == State.QUEUED)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptRequest, Engine, Phase, Standing
@@ -90,7 +91,7 @@ class Supervisor:
         self._holder = secrets.token_hex(8)
         queue.hold(job_id, self._holder)
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> Self:
         """Return it."""
         return self
 
@@ -309,7 +310,7 @@ def _lock_of(home: Path, job_id: str) -> FileLock:
 
 def _is_silent_script(standing: Standing, progress: Progress) -> bool:
     """Whether a program runs that has told of no run, and so may be none of Cosmati's."""
-    return standing.phase is Phase.RUNNING and progress.run is None and progress.silent_seconds > 30.0  # noqa: PLR2004
+    return standing.phase is Phase.RUNNING and progress.run is None and progress.silent_seconds > 30.0
 
 
 def _end_of(standing: Standing, progress: Progress, *, asked: bool) -> _Ended:
@@ -323,8 +324,10 @@ def _end_of(standing: Standing, progress: Progress, *, asked: bool) -> _Ended:
     if outcome == "diverged":
         return _Ended("failed", "the run has diverged, and would do so again", is_final=True)
     if standing.status == 0:
-        return _Ended("failed", "the run has failed, and its program ended well", own_fault=True) if outcome else _Ended(
-            "completed"
+        return (
+            _Ended("failed", "the run has failed, and its program ended well", own_fault=True)
+            if outcome
+            else _Ended("completed")
         )
     return _Ended("failed", standing.reason or "ended without a word", standing.place, standing.own_fault)
 

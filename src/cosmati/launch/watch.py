@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -108,7 +109,7 @@ class RunWatch:
         if self._step is not None:
             self._longest = max(self._longest, now - self._last)
         self._step, self._last = lines[-1][0], now
-        pairs = zip(lines[:-1], lines[1:], strict=True)
+        pairs = pairwise(lines)
         paces = [(end[1] - begin[1]) / (end[0] - begin[0]) for begin, end in pairs if end[0] > begin[0]]
         if paces:
             self._step_seconds = statistics.median(paces)

@@ -1,6 +1,7 @@
 """One rank: runs the job's program as `python` would, ends with its agent, and says how it has ended.
 
-An engine's agent calls `run_program` in a process of its own, or runs `python -m cosmati.launch.worker FOLDER COMMAND...`.
+An engine's agent calls `run_program` in a process of its own, or runs this module: `python -m cosmati.launch.worker
+FOLDER COMMAND...`.
 """
 
 from __future__ import annotations

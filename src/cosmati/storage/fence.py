@@ -1,4 +1,4 @@
-"""One writer of a folder: the kernel's lock, and an epoch that fences a writer off which doesn't know that it's stale."""
+"""One writer of a folder: the kernel's lock, and an epoch that fences off who doesn't know that he's stale."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Compares what is around the ranks: machines of a fleet aren't all alike.
 
 What may differ without harm isn't compared: hosts, number of cores, drivers, memory. Another release of PyTorch or of
-Cosmati on some ranks is refused, since ranks meet by what both do. All else on which bits rest (kind of card,
-instruction set, kernels, threads, build) withdraws what rests on it, by name: the run trains, and its bits depend on who
-ran which microbatch.
+Cosmati on some ranks is refused, since ranks meet by what both do. All else on which bits rest (kind of card or of
+processor, instruction set, kernels, threads, build) withdraws what rests on it, by name: the run trains, and its bits
+depend on who ran which microbatch.
 """
 
 from __future__ import annotations
