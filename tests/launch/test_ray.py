@@ -22,6 +22,7 @@ from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),  # Ray's own, of files that it leaves open
 ]

@@ -19,7 +19,13 @@ from tests.launch.slurm_cluster import ENVIRONMENT, RECIPE, Job, result_of, step
 from tests.processes import run_python
 from tools.slurm_on_one_host import SlurmOnOneHost
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    # A supervisor outlives the process that begins it.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(scope="module")

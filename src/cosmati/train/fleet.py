@@ -8,10 +8,10 @@ depend on who ran which microbatch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from cosmati import __version__
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.train.identity import SURROUNDINGS
@@ -43,7 +43,7 @@ def surroundings_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **told,
         "device": device.rpartition(", ")[0] if device.endswith(" cores") else device,
-        "cosmati": __version__,
+        "cosmati": sys.modules["cosmati"].__version__,
     }
 
 
