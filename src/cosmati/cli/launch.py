@@ -10,8 +10,8 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
-from cosmati.launch.commands import stop, wait
 from cosmati.launch.commands import launch as begin
+from cosmati.launch.commands import stop, wait
 from cosmati.launch.job import Job
 from cosmati.launch.states import State
 from cosmati.progress import ProgressDisplay
@@ -44,8 +44,8 @@ def launch(
     """Begin a job that survives its machines: what is killed, hangs or fails goes on from its checkpoint.
 
     FILE is a script, or a recipe that `cosmati train` would train; a script keeps its run by RunConfig(run_folder=...).
-    The job has this shell's environment, and goes on when the terminal is closed. Ctrl-C stops it after the step in progress, with a checkpoint, which
-    is no failure: `cosmati resume ID` goes on. A second Ctrl-C leaves it to itself.
+    The job has this shell's environment, and goes on when the terminal is closed. Ctrl-C stops it after the step in
+    progress, with a checkpoint, which is no failure: `cosmati resume ID` goes on. A second Ctrl-C leaves it to itself.
 
     \b
     PENDING > QUEUED > STARTING > RUNNING > COMPLETED, or FAILED, or TERMINATING > STOPPED

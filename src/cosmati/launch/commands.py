@@ -26,6 +26,7 @@ from cosmati.launch.supervisor import is_supervised
 _POLL_SECONDS = 0.2
 _LOST_SECONDS = 90.0
 """Without a supervisor, after which one is begun: its keeper has begun it anew by then, if it's there."""
+_MOST_BEGUN = 2
 _LONGEST_READ = 1 << 20
 
 
@@ -185,10 +186,10 @@ def wait(job_id: str, tell: Callable[[Job], None] = lambda _job: None, queue: Pa
         queue: the queue's folder.
 
     Raises:
-        RunError: there's none of this id.
+        RunError: there's none of this id, or no supervisor stays with it.
     """
     with JobQueue(home_of(queue)) as jobs:
-        seen = time.monotonic()
+        seen, num_begun = time.monotonic(), 0
         while True:
             job = jobs.get(job_id)
             tell(job)
@@ -197,8 +198,13 @@ def wait(job_id: str, tell: Callable[[Job], None] = lambda _job: None, queue: Pa
             if is_supervised(jobs.home, job_id):
                 seen = time.monotonic()
             elif time.monotonic() - seen > _LOST_SECONDS:
+                if num_begun == _MOST_BEGUN:
+                    log = folder_of(jobs.home, job_id) / "supervisor.log"
+                    raise RunError(
+                        f"No supervisor stays with {job_id}. See why in {log}, and then: cosmati resume {job_id}"
+                    )
                 _begin_keeper(jobs, job_id)
-                seen = time.monotonic()
+                seen, num_begun = time.monotonic(), num_begun + 1
             time.sleep(_POLL_SECONDS)
 
 
