@@ -252,9 +252,9 @@ def test_the_last_place_is_never_done_without(jobs: JobQueue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "v", "expected"), [(8, 8, (8, 0)), (7, 8, (4, 3)), (3, 8, (2, 1)), (1, 8, (1, 0)), (6, None, (6, 0))]
+    ("available", "v", "expected"), [(8, 8, (8, 0)), (7, 8, (4, 3)), (3, 8, (2, 1)), (1, 8, (1, 0)), (3, 4, (2, 1))]
 )
-def test_ranks_are_the_most_that_divide_v(available: int, v: int | None, expected: tuple[int, int]) -> None:
+def test_ranks_are_the_most_that_divide_v(available: int, v: int, expected: tuple[int, int]) -> None:
     assert ranks_for(available, v) == expected
 
 

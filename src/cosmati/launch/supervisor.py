@@ -149,7 +149,10 @@ class Supervisor:
         job = self._job()
         number = len(self._queue.attempts(self._id))
         bad = self._queue.bad_places(self._id)
-        ranks, idle = ranks_for(job.request.ranks - len(bad), job.num_microbatches)
+        # A scheduler finds other places; on this machine there are none.
+        num_lost = len(bad) if job.request.engine == "local" else 0
+        # V isn't known before a run has begun; what was asked for divides it.
+        ranks, idle = ranks_for(job.request.ranks - num_lost, job.num_microbatches or job.request.ranks)
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         self._queue.begin_attempt(self._id, self._holder, attempt)
@@ -288,10 +291,8 @@ class Supervisor:
             time.sleep(min(self._engine.poll_seconds, max(0.0, until - self._clock())))
 
 
-def ranks_for(available: int, num_microbatches: int | None) -> tuple[int, int]:
+def ranks_for(available: int, num_microbatches: int) -> tuple[int, int]:
     """Return how many of the ranks that are there train, and how many are idle: the largest number that divides V."""
-    if num_microbatches is None:
-        return available, 0
     ranks = max(number for number in range(1, available + 1) if num_microbatches % number == 0)
     return ranks, available - ranks
 
