@@ -12,6 +12,7 @@ import typer
 from cosmati.errors import RunError
 from cosmati.launch import commands
 from cosmati.launch.job import Job, JobAttempt, folder_of
+from cosmati.launch.program import of_job
 from cosmati.launch.states import ENDED, State
 from cosmati.launch.supervisor import is_supervised
 
@@ -64,7 +65,7 @@ def show(job_id: JobArgument, queue: QueueOption = None) -> None:
     left = f", about {span(job.seconds_left)} left" if job.seconds_left is not None and job.state not in ENDED else ""
     told = {
         "state": f"{job.state}{_notes(home, job)}",
-        "program": " ".join(asked.program.command),
+        "program": " ".join(of_job(asked.program, job.id).command),
         "ranks": f"{last.ranks if last else asked.ranks} of {asked.ranks}{idle}",
         "step": f"{_steps(job)}{left}",
         "time": span(job.seconds) + (f" of {span(asked.max_seconds)}" if asked.max_seconds else ""),
