@@ -157,7 +157,7 @@ def clone(
 
 
 def delete(job_id: JobArgument, queue: QueueOption = None) -> None:
-    """Take a job that has ended out of the list, with its logs. Its run stays: checkpoints, ledger, metrics.
+    """Take a job that has ended out of the list, with its logs; its run stays, with checkpoints and ledger.
 
     \b
     Example:

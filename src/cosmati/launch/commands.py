@@ -281,7 +281,7 @@ def clone(job_id: str, queue: Path | None = None, **changes: object) -> Job:
 
 
 def delete(job_id: str, queue: Path | None = None) -> None:
-    """Take a job that has ended out of the queue, with its logs. Its run stays: checkpoints, ledger, metrics.
+    """Take a job that has ended out of the queue, with its logs; its run stays, with checkpoints and ledger.
 
     Raises:
         RunError: there's none of this id, or it hasn't ended.
