@@ -10,15 +10,15 @@ from typer.testing import CliRunner
 from cosmati import launch
 from cosmati.cli.main import app
 from cosmati.launch.job import JobRequest
-from cosmati.launch.states import State
+from cosmati.launch.states import LaunchState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "launching.md").read_text(encoding="utf-8")
 
 
 def test_each_state_has_its_line_and_its_place_in_the_drawing() -> None:
     drawing = PAGE.partition("```text\n")[2].partition("```")[0]
-    assert set(re.findall(r"[A-Z]{5,}", drawing)) == set(State)
-    assert re.findall(r"^\| ([A-Z]+) \|", PAGE, re.MULTILINE) == list(State)
+    assert set(re.findall(r"[A-Z]{5,}", drawing)) == set(LaunchState)
+    assert re.findall(r"^\| ([A-Z]+) \|", PAGE, re.MULTILINE) == list(LaunchState)
 
 
 def test_its_options_are_those_of_the_commands() -> None:

@@ -17,12 +17,12 @@ from cosmati.cli.main import app
 from cosmati.cli.runs import seconds_of, span
 from cosmati.errors import RunError
 from cosmati.launch import commands
-from cosmati.launch.engine import Program
-from cosmati.launch.job import Job, JobAttempt, JobRequest, attempt_folder, folder_of
+from cosmati.launch.engine import RankProgram
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.notes import log_of
 from cosmati.launch.program import in_own_folder, of_job, program_of
 from cosmati.launch.queue import JobQueue
-from cosmati.launch.states import State
+from cosmati.launch.states import LaunchState
 from cosmati.storage.lock import FileLock
 from tests.launch.jobs import marks_of, recipe_in, until
 from tests.processes import PythonProcess
@@ -50,16 +50,16 @@ def said(*words: str, status: int = 0) -> str:
 
 
 def asked(**changes: Any) -> JobRequest:
-    program = Program(command=("/w/train.py",), folder=Path("/w"), python=Path(sys.executable))
+    program = RankProgram(command=("/w/train.py",), folder=Path("/w"), python=Path(sys.executable))
     return JobRequest(**{"name": "train", "program": program, "ranks": 4, **changes})
 
 
-def resumed_job(home: Path) -> Job:
+def resumed_job(home: Path) -> LaunchedJob:
     """Put a job into the queue that was resumed once, and runs with 2 of its 4 ranks."""
     with JobQueue(home) as jobs:
         job = jobs.add(asked(max_seconds=7200.0))
         for was, now in (("PENDING", "QUEUED"), ("QUEUED", "STARTING"), ("STARTING", "RUNNING")):
-            jobs.move(job.id, State(was), State(now))
+            jobs.move(job.id, LaunchState(was), LaunchState(now))
         jobs.hold(job.id, "me")
         first = JobAttempt(
             number=0, started=1.7e9, ranks=4, seconds=600.0, outcome="failed", reason="SIGKILL", place="n/3"
@@ -131,7 +131,7 @@ def test_logs_are_those_of_a_rank_and_an_attempt(home: Path) -> None:
         jobs.begin_attempt("train-1", "me", JobAttempt(number=2, started=0.0, ranks=2))
         (attempt_folder(home, "train-1", 2)).mkdir()
         log_of(attempt_folder(home, "train-1", 2), 0).write_text("third\n")
-        jobs.move("train-1", State.RUNNING, State.COMPLETED)
+        jobs.move("train-1", LaunchState.RUNNING, LaunchState.COMPLETED)
         assert list(followed) == ["--- attempt 2 ---\n", "third\n"]
 
 
@@ -142,7 +142,7 @@ def test_what_has_ended_is_not_stopped_and_what_runs_is_not_deleted(home: Path, 
     assert begun[0][-3:] == ["cosmati.launch.keeper", str(home), "train-1"]  # it had no supervisor to hear it
     with JobQueue(home) as jobs:
         assert jobs.get("train-1").wish == "stop"
-        jobs.move("train-1", State.RUNNING, State.STOPPED)
+        jobs.move("train-1", LaunchState.RUNNING, LaunchState.STOPPED)
     assert "Job train-1 is STOPPED already" in said("stop", "train-1", status=1)
     (folder_of(home, "train-1")).mkdir(parents=True, exist_ok=True)
     said("delete", "train-1")
@@ -154,16 +154,16 @@ def test_resuming_takes_what_has_ended_or_is_lost(home: Path, begun: list[list[s
     resumed_job(home)
     with JobQueue(home) as jobs:
         other = jobs.add(asked())
-        jobs.move(other.id, State.PENDING, State.STOPPED)
+        jobs.move(other.id, LaunchState.PENDING, LaunchState.STOPPED)
     assert said("resume", "--lost").splitlines() == ["train-1 goes on. Follow it: cosmati logs train-1 --follow"]
     said("resume", "train-2")
     assert [command[-1] for command in begun] == ["train-1", "train-2"]
     with JobQueue(home) as jobs:
-        assert jobs.get("train-2").state is State.PENDING
+        assert jobs.get("train-2").state is LaunchState.PENDING
         folder_of(home, "train-2").mkdir(exist_ok=True)
         with FileLock(folder_of(home, "train-2") / "supervisor.lock"):
             assert "Job train-2 is PENDING. Follow it" in said("resume", "train-2", status=1)
-        jobs.move("train-1", State.RUNNING, State.COMPLETED)
+        jobs.move("train-1", LaunchState.RUNNING, LaunchState.COMPLETED)
     assert "Job train-1 is completed: nothing is left to do" in said("resume", "train-1", status=1)
     assert "Which job is to go on?" in said("resume", status=1)
     assert "Which job is to go on?" in said("resume", "train-1", "--lost", status=1)
@@ -265,15 +265,15 @@ def supervisors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PythonProcess]
 def test_a_job_is_stopped_and_goes_on(home: Path, tmp_path: Path, supervisors: list[PythonProcess]) -> None:
     job = sdk.launch(str(recipe_in(tmp_path, 60, 0.01)), ranks=2)
     with JobQueue(home) as jobs:
-        until(lambda: jobs.get(job.id).state is State.RUNNING)
+        until(lambda: jobs.get(job.id).state is LaunchState.RUNNING)
         sdk.stop(job.id)
         stopped = sdk.wait(job.id)
-        assert (stopped.state, stopped.reason) == (State.STOPPED, "")
+        assert (stopped.state, stopped.reason) == (LaunchState.STOPPED, "")
         assert [one.outcome for one in jobs.attempts(job.id)] == ["stopped"]
         assert not supervisors[0].communicate()[1]
         sdk.resume(job.id)
-        told: list[Job] = []
-        assert sdk.wait(job.id, told.append).state is State.COMPLETED
+        told: list[LaunchedJob] = []
+        assert sdk.wait(job.id, told.append).state is LaunchState.COMPLETED
         first, second = jobs.attempts(job.id)
         assert (first.outcome, second.outcome) == ("stopped", "completed")
         assert second.first_step is not None
@@ -289,18 +289,18 @@ def test_ctrl_c_stops_a_job_and_a_keeper_begins_its_killed_supervisor_anew(home:
     file = recipe_in(tmp_path, 400, 0.01)
     process = PythonProcess(["-m", "cosmati", "launch", str(file), "--ranks", "2"], env=dict(os.environ))
     with JobQueue(home) as jobs:
-        until(lambda: jobs.all() and jobs.get("slow-1").state is State.RUNNING)
+        until(lambda: jobs.all() and jobs.get("slow-1").state is LaunchState.RUNNING)
         (supervisor,) = [
             int(path.parent.name)
             for path in Path("/proc").glob("[0-9]*/cmdline")
             if b"cosmati.launch.serve" in path.read_bytes() and str(home).encode() in path.read_bytes()
         ]
         os.kill(supervisor, signal.SIGKILL)
-        until(lambda: len(jobs.attempts("slow-1")) == 2 and jobs.get("slow-1").state is State.RUNNING)
+        until(lambda: len(jobs.attempts("slow-1")) == 2 and jobs.get("slow-1").state is LaunchState.RUNNING)
         assert jobs.attempts("slow-1")[0].outcome == "lost"
         process.send_signal(signal.SIGINT)
         text, errors = process.communicate()
         assert process.returncode == 130, text + errors
         assert "Stopping after the step in progress" in errors
-        assert jobs.get("slow-1").state is State.STOPPED
+        assert jobs.get("slow-1").state is LaunchState.STOPPED
         assert marks_of(jobs, "slow-1", "rank")

@@ -10,7 +10,7 @@ import pytest
 
 from cosmati.launch.job import attempt_folder
 from cosmati.launch.queue import JobQueue
-from cosmati.launch.states import State
+from cosmati.launch.states import LaunchState
 from cosmati.records.attempts import read_attempts
 from tests.launch.jobs import (
     alone,
@@ -53,7 +53,7 @@ def _survive(tmp_path: Path, victims: list[tuple[str, str]], num_steps: int, **c
             orphans += family
         said, errors = supervisor.communicate(120)
         job, attempts = jobs.get(job.id), jobs.attempts(job.id)
-        assert job.state is State.COMPLETED, states_seen(job) + said + errors
+        assert job.state is LaunchState.COMPLETED, states_seen(job) + said + errors
         expected = ["lost" if victim == "supervisor" else "failed" for victim, _ in victims]
         assert [one.outcome for one in attempts] == [*expected, "completed"]
         assert job.step == num_steps
@@ -121,7 +121,7 @@ def test_a_rank_that_is_lost_for_good_is_done_without(tmp_path: Path) -> None:
         job = jobs.add(asked(file, run, ranks=4))
         _, errors = serving(jobs.home, job.id).communicate(120)
         job, attempts = jobs.get(job.id), jobs.attempts(job.id)
-        assert job.state is State.COMPLETED, states_seen(job) + errors
+        assert job.state is LaunchState.COMPLETED, states_seen(job) + errors
         assert [(one.ranks, one.idle) for one in attempts][-2:] == [(4, 0), (2, 1)]
         assert [place.rpartition("/")[2] for place in jobs.bad_places(job.id)] == ["2"]
     assert_same_run(whole, run, 12)
@@ -138,7 +138,7 @@ def test_a_rank_that_hangs_is_dumped_and_begun_anew(tmp_path: Path) -> None:
         job = jobs.add(asked(file, run, min_silence_seconds=2.0, start_seconds=60.0, patience=5.0))
         _, errors = serving(jobs.home, job.id).communicate(200)
         job, attempts = jobs.get(job.id), jobs.attempts(job.id)
-        assert job.state is State.COMPLETED, states_seen(job) + errors
+        assert job.state is LaunchState.COMPLETED, states_seen(job) + errors
         assert [one.outcome for one in attempts] == ["stalled", "completed"]
         stacks = (attempt_folder(jobs.home, job.id, 0) / "rank-1.stacks").read_text()
         assert "in stuck_in_here" in stacks

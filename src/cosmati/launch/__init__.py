@@ -22,14 +22,14 @@ from cosmati.launch.commands import (
     stop,
     wait,
 )
-from cosmati.launch.job import Job, JobAttempt, JobRequest
-from cosmati.launch.states import State
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
+from cosmati.launch.states import LaunchState
 
 __all__ = [
-    "Job",
     "JobAttempt",
     "JobRequest",
-    "State",
+    "LaunchState",
+    "LaunchedJob",
     "clone",
     "delete",
     "launch",

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.job import Job, JobAttempt, JobRequest, attempt_folder, folder_of
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.notes import log_of
 from cosmati.launch.program import in_own_folder, program_of
 from cosmati.launch.queue import JobQueue, StaleHolderError
-from cosmati.launch.states import ENDED, State
+from cosmati.launch.states import ENDED, LaunchState
 from cosmati.launch.supervisor import is_supervised
 
 _POLL_SECONDS = 0.2
@@ -54,7 +54,7 @@ def launch(
     engine: str = "local",
     engine_settings: Mapping[str, str] | None = None,
     queue: Path | None = None,
-) -> Job:
+) -> LaunchedJob:
     """Begin a job that goes on without this process, and return it.
 
     Args:
@@ -95,7 +95,7 @@ def launch(
         return begin_job(jobs, asked)
 
 
-def begin_job(jobs: JobQueue, asked: JobRequest) -> Job:
+def begin_job(jobs: JobQueue, asked: JobRequest) -> LaunchedJob:
     """Put a job into the queue, and begin its supervisor.
 
     Raises:
@@ -106,7 +106,7 @@ def begin_job(jobs: JobQueue, asked: JobRequest) -> Job:
     return job
 
 
-def runs(queue: Path | None = None) -> list[Job]:
+def runs(queue: Path | None = None) -> list[LaunchedJob]:
     """Return all jobs, oldest first.
 
     Raises:
@@ -128,7 +128,7 @@ def set_slots(number: int, queue: Path | None = None) -> None:
         jobs.slots = number
 
 
-def show(job_id: str, queue: Path | None = None) -> tuple[Job, list[JobAttempt], dict[str, str]]:
+def show(job_id: str, queue: Path | None = None) -> tuple[LaunchedJob, list[JobAttempt], dict[str, str]]:
     """Return a job, its attempts, and the places that it does without, with the reasons.
 
     Raises:
@@ -177,7 +177,9 @@ def logs(
                 time.sleep(_POLL_SECONDS)
 
 
-def wait(job_id: str, tell: Callable[[Job], None] = lambda _job: None, queue: Path | None = None) -> Job:
+def wait(
+    job_id: str, tell: Callable[[LaunchedJob], None] = lambda _job: None, queue: Path | None = None
+) -> LaunchedJob:
     """Return a job when it has ended; where it has lost its supervisor, it gets another one.
 
     Args:
@@ -224,7 +226,7 @@ def stop(job_id: str, queue: Path | None = None) -> None:
             _begin_keeper(jobs, job_id)
 
 
-def resume(job_id: str, queue: Path | None = None) -> Job:
+def resume(job_id: str, queue: Path | None = None) -> LaunchedJob:
     """Go on with a job that was stopped, has failed, or has lost its supervisor; return it.
 
     Raises:
@@ -232,7 +234,7 @@ def resume(job_id: str, queue: Path | None = None) -> Job:
     """
     with JobQueue(home_of(queue)) as jobs:
         job = jobs.get(job_id)
-        if job.state is State.COMPLETED:
+        if job.state is LaunchState.COMPLETED:
             raise RunError(
                 f"Job {job_id} is completed: nothing is left to do. Begin another like it: cosmati clone {job_id}"
             )
@@ -247,7 +249,7 @@ def resume(job_id: str, queue: Path | None = None) -> Job:
         return jobs.get(job_id)
 
 
-def resume_lost(queue: Path | None = None) -> list[Job]:
+def resume_lost(queue: Path | None = None) -> list[LaunchedJob]:
     """Go on with all jobs that haven't ended and have no supervisor, as after the machine was started anew.
 
     Raises:
@@ -260,7 +262,7 @@ def resume_lost(queue: Path | None = None) -> list[Job]:
         return lost
 
 
-def clone(job_id: str, queue: Path | None = None, **changes: object) -> Job:
+def clone(job_id: str, queue: Path | None = None, **changes: object) -> LaunchedJob:
     """Begin a new job that is asked for as another one was; return it.
 
     A recipe's run gets a folder of its own, beside the other's. A script says itself where it trains: one that names
