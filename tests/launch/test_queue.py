@@ -243,3 +243,23 @@ def test_a_file_that_is_no_queue_is_said(tmp_path: Path) -> None:
 def test_only_its_owner_reads_a_queue(tmp_path: Path) -> None:
     JobQueue(tmp_path / "state" / "queue").close()
     assert (tmp_path / "state" / "queue").stat().st_mode & 0o077 == 0
+
+
+def test_a_supervisor_that_lost_its_job_moves_nothing(tmp_path: Path) -> None:
+    with JobQueue(tmp_path) as jobs:
+        job = jobs.add(request())
+        jobs.hold(job.id, "another")
+        with pytest.raises(StaleHolderError):
+            jobs.move(job.id, LaunchState.PENDING, LaunchState.QUEUED, holder="mine")
+        assert jobs.get(job.id).state is LaunchState.PENDING
+
+
+@pytest.mark.parametrize(("ranks", "begins"), [(1, True), (2, False), (6, False)])
+def test_a_job_begins_beside_another_where_both_have_room(tmp_path: Path, ranks: int, begins: bool) -> None:
+    with JobQueue(tmp_path) as jobs:
+        for asked in (3, ranks):
+            job = jobs.add(request(ranks=asked))
+            jobs.hold(job.id, "me")
+            jobs.move(job.id, LaunchState.PENDING, LaunchState.QUEUED)
+        assert jobs.begin("train-it-1", "me", slots=SLOTS, lives=lambda _: True)
+        assert jobs.begin("train-it-2", "me", slots=SLOTS, lives=lambda _: True) is begins

@@ -362,3 +362,10 @@ def test_two_jobs_share_what_the_machine_has_room_for(jobs: JobQueue) -> None:
         thread.join()
     assert most <= 4
     assert order == ["train-4", "train-2", "train-1", "train-3"]  # the last would have had room before the third
+
+
+def test_a_place_where_each_attempt_gets_further_stays(jobs: JobQueue, tmp_path: Path) -> None:
+    lost = AttemptStanding(phase=ENDED, status=-9, reason="it ended", place="n/2")
+    further = [training(tmp_path, step, lost) for step in (10, 20, 30, 40)]
+    job = seen_through(jobs, Scripted(*further, DONE))
+    assert (job.state, jobs.bad_places(job.id)) == (LaunchState.COMPLETED, {})
