@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cosmati.launch.engine import Program
+from cosmati.launch.engine import RankProgram
 from cosmati.launch.guard import send
-from cosmati.launch.job import Job, JobRequest, attempt_folder
+from cosmati.launch.job import JobRequest, LaunchedJob, attempt_folder
 from cosmati.launch.notes import processes_in
 from cosmati.launch.queue import JobQueue
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
@@ -62,7 +62,7 @@ def recipe_in(folder: Path, num_steps: int, pause: float = 0.01, before: str = "
 def asked(file: Path, run: Path, **changes: Any) -> JobRequest:
     """Return what is asked of the launcher to train a recipe."""
     command = ("-m", "cosmati", "train", str(file), "--run-folder", str(run))
-    program = Program(command=command, folder=file.parent, python=Path(sys.executable))
+    program = RankProgram(command=command, folder=file.parent, python=Path(sys.executable))
     return JobRequest(**{"name": "slow", "program": program, "ranks": 2, "backoff_seconds": 0.0005, **changes})
 
 
@@ -130,7 +130,7 @@ def assert_same_run(one: Path, other: Path, num_steps: int) -> None:
     assert [step for step, _ in standing_rows(one)] == list(range(num_steps))
 
 
-def states_seen(job: Job) -> str:
+def states_seen(job: LaunchedJob) -> str:
     """Return how a job stands, for messages."""
     return f"{job.state}: {job.reason}"
 

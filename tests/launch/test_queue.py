@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from cosmati.errors import RunError
-from cosmati.launch.engine import Program
+from cosmati.launch.engine import RankProgram
 from cosmati.launch.job import JobAttempt, JobRequest
 from cosmati.launch.queue import JobQueue, StaleHolderError
-from cosmati.launch.states import ACTIVE, ENDED, FOLLOWS, State
+from cosmati.launch.states import ACTIVE, ENDED, FOLLOWS, LaunchState
 
-PROGRAM = Program(command=("train.py",), folder=Path("/tmp"), python=Path(sys.executable))
+PROGRAM = RankProgram(command=("train.py",), folder=Path("/tmp"), python=Path(sys.executable))
 HOLDERS = st.sampled_from(["one", "other"])
 SLOTS = 4
 # Written down once more, by hand: what may follow what.
@@ -80,8 +80,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.queues[by].hold(job, by)
         self.model[job]["holder"] = by
 
-    @rule(job=jobs, by=HOLDERS, was=st.sampled_from(State), now=st.sampled_from(State), as_holder=st.booleans())
-    def move(self, job: str, by: str, was: State, now: State, as_holder: bool) -> None:
+    @rule(
+        job=jobs,
+        by=HOLDERS,
+        was=st.sampled_from(LaunchState),
+        now=st.sampled_from(LaunchState),
+        as_holder=st.booleans(),
+    )
+    def move(self, job: str, by: str, was: LaunchState, now: LaunchState, as_holder: bool) -> None:
         if str(now) not in MAY_FOLLOW[was].split():
             return
         one = self.model[job]
@@ -136,9 +142,9 @@ class QueueMachine(RuleBasedStateMachine):
         one = self.model[job]
         if one["state"] not in ("FAILED", "STOPPED"):
             with pytest.raises(StaleHolderError):
-                self.queues[by].resume(job, State.STOPPED)
+                self.queues[by].resume(job, LaunchState.STOPPED)
         else:
-            self.queues[by].resume(job, State(one["state"]))
+            self.queues[by].resume(job, LaunchState(one["state"]))
             one["state"], one["wish"] = "PENDING", ""
 
     @rule(job=jobs, by=HOLDERS)
@@ -181,7 +187,7 @@ test_the_queue_is_its_model = QueueMachine.TestCase
 def test_of_supervisors_that_move_one_job_at_once_one_succeeds(tmp_path: Path) -> None:
     with JobQueue(tmp_path) as jobs:
         job = jobs.add(request())
-        jobs.move(job.id, State.PENDING, State.QUEUED)
+        jobs.move(job.id, LaunchState.PENDING, LaunchState.QUEUED)
     moved, refused = [], []
     together = threading.Barrier(8)
 
@@ -189,7 +195,7 @@ def test_of_supervisors_that_move_one_job_at_once_one_succeeds(tmp_path: Path) -
         with JobQueue(tmp_path) as own:
             together.wait()
             try:
-                own.move(job.id, State.QUEUED, State.STARTING)
+                own.move(job.id, LaunchState.QUEUED, LaunchState.STARTING)
                 moved.append(1)
             except StaleHolderError:
                 refused.append(1)
@@ -207,7 +213,7 @@ def test_jobs_are_named_by_what_they_run_and_a_number(tmp_path: Path) -> None:
         assert [jobs.add(request()).id, jobs.add(request(name="§")).id] == ["train-it-1", "job-2"]
         with pytest.raises(RunError, match=r"No job is called 'train'\. There are train-it-1\."):
             jobs.get("train")
-        jobs.move("job-2", State.PENDING, State.STOPPED)
+        jobs.move("job-2", LaunchState.PENDING, LaunchState.STOPPED)
         jobs.delete("job-2")
         assert jobs.add(request()).id == "train-it-3"  # a number is never given twice
 
@@ -237,3 +243,23 @@ def test_a_file_that_is_no_queue_is_said(tmp_path: Path) -> None:
 def test_only_its_owner_reads_a_queue(tmp_path: Path) -> None:
     JobQueue(tmp_path / "state" / "queue").close()
     assert (tmp_path / "state" / "queue").stat().st_mode & 0o077 == 0
+
+
+def test_a_supervisor_that_lost_its_job_moves_nothing(tmp_path: Path) -> None:
+    with JobQueue(tmp_path) as jobs:
+        job = jobs.add(request())
+        jobs.hold(job.id, "another")
+        with pytest.raises(StaleHolderError):
+            jobs.move(job.id, LaunchState.PENDING, LaunchState.QUEUED, holder="mine")
+        assert jobs.get(job.id).state is LaunchState.PENDING
+
+
+@pytest.mark.parametrize(("ranks", "begins"), [(1, True), (2, False), (6, False)])
+def test_a_job_begins_beside_another_where_both_have_room(tmp_path: Path, ranks: int, begins: bool) -> None:
+    with JobQueue(tmp_path) as jobs:
+        for asked in (3, ranks):
+            job = jobs.add(request(ranks=asked))
+            jobs.hold(job.id, "me")
+            jobs.move(job.id, LaunchState.PENDING, LaunchState.QUEUED)
+        assert jobs.begin("train-it-1", "me", slots=SLOTS, lives=lambda _: True)
+        assert jobs.begin("train-it-2", "me", slots=SLOTS, lives=lambda _: True) is begins

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmati.launch import State, launch, show, wait
+from cosmati.launch import LaunchState, launch, show, wait
 from cosmati.launch.engine import Phase
 from cosmati.launch.notes import processes_in
 from cosmati.launch.slurm import SlurmEngine
@@ -66,7 +66,7 @@ def test_a_node_that_is_killed_costs_time_and_no_bit(
     finally:
         cluster.begin_node("n1")
         cluster.wait_until_idle()
-    assert (job.state, job.step, job.reason) == (State.COMPLETED, 60, "")
+    assert (job.state, job.step, job.reason) == (LaunchState.COMPLETED, 60, "")
     assert result_of(run) == alone
     assert [one.outcome for one in read_attempts(run)] == ["", "completed"]
     # Slurm's own affair: for the queue it was one attempt.

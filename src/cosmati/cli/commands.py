@@ -24,7 +24,7 @@ SUMMARIES = {
     "stop": "Stop a job after the step in progress, with a checkpoint; `cosmati resume` goes on from there.",
     "resume": "Go on with a job that was stopped, has failed, or has lost its supervisor.",
     "clone": "Begin a new job that is asked for as another one was, from its first step.",
-    "delete": "Take a job that has ended out of the list, with its logs. Its run stays: checkpoints, ledger, metrics.",
+    "delete": "Take a job that has ended out of the list, with its logs; its run stays, with checkpoints and ledger.",
     "profile": "Train a few steps of a recipe under PyTorch's profiler, and say what bounds a step.",
     "report": "Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.",
     "export": "Export the model that a run measured: its evaluated weights, in plain layers, checked before it says "

@@ -13,8 +13,8 @@ from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
 from cosmati.launch.commands import launch as begin
 from cosmati.launch.commands import stop, wait
 from cosmati.launch.engines import dry_run
-from cosmati.launch.job import Job
-from cosmati.launch.states import State
+from cosmati.launch.job import LaunchedJob
+from cosmati.launch.states import LaunchState
 from cosmati.progress import ProgressDisplay
 
 
@@ -97,7 +97,7 @@ def launch(  # noqa: PLR0913, PLR0917  (each an option)
         follow(job, queue)
 
 
-def follow(job: Job, queue: Path | None) -> None:
+def follow(job: LaunchedJob, queue: Path | None) -> None:
     """Show a job until it has ended; Ctrl-C stops it."""
     with ProgressDisplay(job.id) as progress:
         try:
@@ -109,15 +109,15 @@ def follow(job: Job, queue: Path | None) -> None:
     typer.echo(f"{job.id}: {job.state} after {span(job.seconds)}{': ' + job.reason if job.reason else ''}")
     if job.run_folder:
         typer.echo(f"Kept in {job.run_folder}")
-    if job.state is State.FAILED:
+    if job.state is LaunchState.FAILED:
         typer.echo(f"See what it said: cosmati logs {job.id}", err=True)
         sys.exit(1)
-    if job.state is State.STOPPED:
+    if job.state is LaunchState.STOPPED:
         typer.echo(f"Go on: cosmati resume {job.id}")
         sys.exit(STOPPED)
 
 
-def _show(progress: ProgressDisplay, job: Job) -> None:
+def _show(progress: ProgressDisplay, job: LaunchedJob) -> None:
     share = None if job.step is None or not job.num_steps else job.step / job.num_steps
     step = "" if job.step is None else f"  step {job.step}"
     progress.update(share, f"{job.state}{step}{'  ' + job.reason if job.reason else ''}")

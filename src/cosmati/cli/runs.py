@@ -11,8 +11,9 @@ import typer
 
 from cosmati.errors import RunError
 from cosmati.launch import commands
-from cosmati.launch.job import Job, JobAttempt, folder_of
-from cosmati.launch.states import ENDED, State
+from cosmati.launch.job import JobAttempt, LaunchedJob, folder_of
+from cosmati.launch.program import of_job
+from cosmati.launch.states import ENDED, LaunchState
 from cosmati.launch.supervisor import is_supervised
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -40,7 +41,7 @@ def runs(
     """  # noqa: D301
     if slots is not None:
         commands.set_slots(slots, queue)
-    wanted = {_state_of(one) for one in state or []} or set(State)
+    wanted = {_state_of(one) for one in state or []} or set(LaunchState)
     jobs = [job for job in commands.runs(queue) if job.state in wanted]
     if not jobs:
         typer.echo("No jobs. Begin one: cosmati launch FILE")
@@ -64,7 +65,7 @@ def show(job_id: JobArgument, queue: QueueOption = None) -> None:
     left = f", about {span(job.seconds_left)} left" if job.seconds_left is not None and job.state not in ENDED else ""
     told = {
         "state": f"{job.state}{_notes(home, job)}",
-        "program": " ".join(asked.program.command),
+        "program": " ".join(of_job(asked.program, job.id).command),
         "ranks": f"{last.ranks if last else asked.ranks} of {asked.ranks}{idle}",
         "step": f"{_steps(job)}{left}",
         "time": span(job.seconds) + (f" of {span(asked.max_seconds)}" if asked.max_seconds else ""),
@@ -156,7 +157,7 @@ def clone(
 
 
 def delete(job_id: JobArgument, queue: QueueOption = None) -> None:
-    """Take a job that has ended out of the list, with its logs. Its run stays: checkpoints, ledger, metrics.
+    """Take a job that has ended out of the list, with its logs; its run stays, with checkpoints and ledger.
 
     \b
     Example:
@@ -202,14 +203,14 @@ def span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _state_of(text: str) -> State:
+def _state_of(text: str) -> LaunchState:
     try:
-        return State(text.upper())
+        return LaunchState(text.upper())
     except ValueError as error:
-        raise RunError(f"No job is ever {text!r}. The states are {', '.join(State)}.") from error
+        raise RunError(f"No job is ever {text!r}. The states are {', '.join(LaunchState)}.") from error
 
 
-def _line(home: Path, job: Job, queue: Path | None) -> tuple[str, ...]:
+def _line(home: Path, job: LaunchedJob, queue: Path | None) -> tuple[str, ...]:
     _, attempts, _ = commands.show(job.id, queue)
     left = "" if job.state in ENDED or job.seconds_left is None else span(job.seconds_left)
     ranks = str(job.request.ranks)
@@ -220,13 +221,13 @@ def _line(home: Path, job: Job, queue: Path | None) -> tuple[str, ...]:
     return (job.id, job.state, ranks, str(job.request.priority), _steps(job), span(job.seconds), left, resumed, note)
 
 
-def _notes(home: Path, job: Job) -> str:
+def _notes(home: Path, job: LaunchedJob) -> str:
     if job.state not in ENDED and not is_supervised(home, job.id):
         return f": has no supervisor just now; if that lasts: cosmati resume {job.id}"
     return f": {job.reason}" if job.reason else ""
 
 
-def _steps(job: Job) -> str:
+def _steps(job: LaunchedJob) -> str:
     if job.step is None:
         return ""
     return f"{job.step}/{job.num_steps}" if job.num_steps is not None else str(job.step)

@@ -23,14 +23,14 @@ from cosmati.launch.commands import (
     wait,
 )
 from cosmati.launch.engines import dry_run
-from cosmati.launch.job import Job, JobAttempt, JobRequest
-from cosmati.launch.states import State
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
+from cosmati.launch.states import LaunchState
 
 __all__ = [
-    "Job",
     "JobAttempt",
     "JobRequest",
-    "State",
+    "LaunchState",
+    "LaunchedJob",
     "clone",
     "delete",
     "dry_run",

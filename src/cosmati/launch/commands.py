@@ -17,16 +17,17 @@ from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.launch.engines import check_engine
-from cosmati.launch.job import Job, JobAttempt, JobRequest, attempt_folder, folder_of
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.notes import log_of
 from cosmati.launch.program import in_own_folder, program_of
 from cosmati.launch.queue import JobQueue, StaleHolderError
-from cosmati.launch.states import ENDED, State
+from cosmati.launch.states import ENDED, LaunchState
 from cosmati.launch.supervisor import is_supervised
 
 _POLL_SECONDS = 0.2
 _LOST_SECONDS = 90.0
 """Without a supervisor, after which one is begun: its keeper has begun it anew by then, if it's there."""
+_MOST_BEGUN = 2
 _LONGEST_READ = 1 << 20
 
 
@@ -54,7 +55,7 @@ def launch(
     engine: str = "local",
     engine_settings: Mapping[str, str] | None = None,
     queue: Path | None = None,
-) -> Job:
+) -> LaunchedJob:
     """Begin a job that goes on without this process, and return it.
 
     Args:
@@ -96,7 +97,7 @@ def launch(
         return begin_job(jobs, asked)
 
 
-def begin_job(jobs: JobQueue, asked: JobRequest) -> Job:
+def begin_job(jobs: JobQueue, asked: JobRequest) -> LaunchedJob:
     """Put a job into the queue, and begin its supervisor.
 
     Raises:
@@ -107,7 +108,7 @@ def begin_job(jobs: JobQueue, asked: JobRequest) -> Job:
     return job
 
 
-def runs(queue: Path | None = None) -> list[Job]:
+def runs(queue: Path | None = None) -> list[LaunchedJob]:
     """Return all jobs, oldest first.
 
     Raises:
@@ -129,7 +130,7 @@ def set_slots(number: int, queue: Path | None = None) -> None:
         jobs.slots = number
 
 
-def show(job_id: str, queue: Path | None = None) -> tuple[Job, list[JobAttempt], dict[str, str]]:
+def show(job_id: str, queue: Path | None = None) -> tuple[LaunchedJob, list[JobAttempt], dict[str, str]]:
     """Return a job, its attempts, and the places that it does without, with the reasons.
 
     Raises:
@@ -178,7 +179,9 @@ def logs(
                 time.sleep(_POLL_SECONDS)
 
 
-def wait(job_id: str, tell: Callable[[Job], None] = lambda _job: None, queue: Path | None = None) -> Job:
+def wait(
+    job_id: str, tell: Callable[[LaunchedJob], None] = lambda _job: None, queue: Path | None = None
+) -> LaunchedJob:
     """Return a job when it has ended; where it has lost its supervisor, it gets another one.
 
     Args:
@@ -187,10 +190,10 @@ def wait(job_id: str, tell: Callable[[Job], None] = lambda _job: None, queue: Pa
         queue: the queue's folder.
 
     Raises:
-        RunError: there's none of this id.
+        RunError: there's none of this id, or no supervisor stays with it.
     """
     with JobQueue(home_of(queue)) as jobs:
-        seen = time.monotonic()
+        seen, num_begun = time.monotonic(), 0
         while True:
             job = jobs.get(job_id)
             tell(job)
@@ -199,8 +202,13 @@ def wait(job_id: str, tell: Callable[[Job], None] = lambda _job: None, queue: Pa
             if is_supervised(jobs.home, job_id):
                 seen = time.monotonic()
             elif time.monotonic() - seen > _LOST_SECONDS:
+                if num_begun == _MOST_BEGUN:
+                    log = folder_of(jobs.home, job_id) / "supervisor.log"
+                    raise RunError(
+                        f"No supervisor stays with {job_id}. See why in {log}, and then: cosmati resume {job_id}"
+                    )
                 _begin_keeper(jobs, job_id)
-                seen = time.monotonic()
+                seen, num_begun = time.monotonic(), num_begun + 1
             time.sleep(_POLL_SECONDS)
 
 
@@ -220,7 +228,7 @@ def stop(job_id: str, queue: Path | None = None) -> None:
             _begin_keeper(jobs, job_id)
 
 
-def resume(job_id: str, queue: Path | None = None) -> Job:
+def resume(job_id: str, queue: Path | None = None) -> LaunchedJob:
     """Go on with a job that was stopped, has failed, or has lost its supervisor; return it.
 
     Raises:
@@ -228,7 +236,7 @@ def resume(job_id: str, queue: Path | None = None) -> Job:
     """
     with JobQueue(home_of(queue)) as jobs:
         job = jobs.get(job_id)
-        if job.state is State.COMPLETED:
+        if job.state is LaunchState.COMPLETED:
             raise RunError(
                 f"Job {job_id} is completed: nothing is left to do. Begin another like it: cosmati clone {job_id}"
             )
@@ -243,7 +251,7 @@ def resume(job_id: str, queue: Path | None = None) -> Job:
         return jobs.get(job_id)
 
 
-def resume_lost(queue: Path | None = None) -> list[Job]:
+def resume_lost(queue: Path | None = None) -> list[LaunchedJob]:
     """Go on with all jobs that haven't ended and have no supervisor, as after the machine was started anew.
 
     Raises:
@@ -256,7 +264,7 @@ def resume_lost(queue: Path | None = None) -> list[Job]:
         return lost
 
 
-def clone(job_id: str, queue: Path | None = None, **changes: object) -> Job:
+def clone(job_id: str, queue: Path | None = None, **changes: object) -> LaunchedJob:
     """Begin a new job that is asked for as another one was; return it.
 
     A recipe's run gets a folder of its own, beside the other's. A script says itself where it trains: one that names
@@ -277,7 +285,7 @@ def clone(job_id: str, queue: Path | None = None, **changes: object) -> Job:
 
 
 def delete(job_id: str, queue: Path | None = None) -> None:
-    """Take a job that has ended out of the queue, with its logs. Its run stays: checkpoints, ledger, metrics.
+    """Take a job that has ended out of the queue, with its logs; its run stays, with checkpoints and ledger.
 
     Raises:
         RunError: there's none of this id, or it hasn't ended.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Phase(StrEnum):
+class AttemptPhase(StrEnum):
     """Where an attempt stands with its engine."""
 
     WAITING = "waiting"
@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class RankProgram:
     """What every rank runs.
 
     Attributes:
@@ -57,7 +57,7 @@ class AttemptRequest:
 
     job: str
     number: int
-    program: Program
+    program: RankProgram
     ranks: int
     folder: Path
     bad: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class AttemptRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class AttemptStanding:
     """What an engine says of an attempt.
 
     Attributes:
@@ -78,7 +78,7 @@ class Standing:
         own_fault: it ended badly by itself: an error that the program raised, no lost machine and no signal.
     """
 
-    phase: Phase
+    phase: AttemptPhase
     status: int | None = None
     reason: str = ""
     place: str = ""
@@ -107,7 +107,7 @@ class Engine(Protocol):
         """
         ...
 
-    def poll(self, handle: str) -> Standing:
+    def poll(self, handle: str) -> AttemptStanding:
         """Return how an attempt stands; ENDED with status None for one that nobody knows any more."""
         ...
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cosmati.launch.engine import Program
-from cosmati.launch.states import State
+from cosmati.launch.engine import RankProgram
+from cosmati.launch.states import LaunchState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class JobRequest:
     """
 
     name: str
-    program: Program
+    program: RankProgram
     ranks: int = 1
     priority: int = 0
     max_seconds: float | None = None
@@ -46,7 +46,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LaunchedJob:
     """A job as it stands.
 
     Attributes:
@@ -68,7 +68,7 @@ class Job:
 
     id: str
     request: JobRequest
-    state: State
+    state: LaunchState
     wish: str
     reason: str
     created: float

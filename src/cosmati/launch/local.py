@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it isn't
 
 from cosmati.errors import RunError
 from cosmati.launch.agent import run_agent
-from cosmati.launch.engine import AttemptRequest, Phase, Standing
+from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.guard import send
 from cosmati.launch.notes import ends_in, log_of, processes_in
 
@@ -52,11 +52,11 @@ class LocalEngine:
             raise RunError(msg) from error
         return handle
 
-    def poll(self, handle: str) -> Standing:
+    def poll(self, handle: str) -> AttemptStanding:
         """Return how an attempt stands."""
         attempt = self._running.get(handle)
         if attempt is None:
-            return Standing(phase=Phase.ENDED, reason="nothing of it runs any more")
+            return AttemptStanding(phase=AttemptPhase.ENDED, reason="nothing of it runs any more")
         return attempt.standing()
 
     def ask_to_stop(self, handle: str) -> None:
@@ -117,14 +117,14 @@ class _LocalAttempt:
         for _, connection in self._agents:
             connection.send(self._store.port)
 
-    def standing(self) -> Standing:
+    def standing(self) -> AttemptStanding:
         """Return how it stands: one agent that ends badly ends it."""
         statuses = [process.exitcode for process, _ in self._agents]
         if any(statuses):
             return self._failure()
         if None not in statuses:
-            return Standing(phase=Phase.ENDED, status=0)
-        return Standing(phase=Phase.RUNNING)
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=0)
+        return AttemptStanding(phase=AttemptPhase.RUNNING)
 
     def kill(self) -> None:
         """Kill the agents, and their ranks with them."""
@@ -134,25 +134,29 @@ class _LocalAttempt:
             process.join()
             connection.close()
 
-    def _failure(self) -> Standing:
+    def _failure(self) -> AttemptStanding:
         told: list[tuple[str, int]] = []
         for process, connection in self._agents:
             if process.exitcode and process.exitcode < 0:
                 reason = f"an agent was ended by {signal.Signals(-process.exitcode).name}"
-                return Standing(phase=Phase.ENDED, status=process.exitcode, reason=reason)
+                return AttemptStanding(phase=AttemptPhase.ENDED, status=process.exitcode, reason=reason)
             if process.exitcode and not connection.closed and connection.poll():
                 told.append(connection.recv())
         place, status = next(((place, status) for place, status in told if status < 0), (told or [("", 1)])[0])
         if status < 0:
             reason = f"the rank at {place} was ended by {signal.Signals(-status).name}"
-            return Standing(phase=Phase.ENDED, status=status, reason=reason, place=place)
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=place)
         ends = list(ends_in(self._folder).values())
         first = min(ends, key=lambda end: end.lost_others, default=None)
         if first is None:
-            return Standing(phase=Phase.ENDED, status=status, reason="an agent failed before its ranks began")
+            return AttemptStanding(
+                phase=AttemptPhase.ENDED, status=status, reason="an agent failed before its ranks began"
+            )
         if first.lost_others:
-            return Standing(phase=Phase.ENDED, status=status, reason=f"a rank was lost: {first.error}")
-        return Standing(phase=Phase.ENDED, status=first.status, reason=first.error, place=first.place, own_fault=True)
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=f"a rank was lost: {first.error}")
+        return AttemptStanding(
+            phase=AttemptPhase.ENDED, status=first.status, reason=first.error, place=first.place, own_fault=True
+        )
 
 
 def places_of(ranks: int, bad: Sequence[str]) -> list[str]:

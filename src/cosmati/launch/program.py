@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.engine import Program
+from cosmati.launch.engine import RankProgram
 
 JOB = "{job}"
 """In an argument: the job's id."""
@@ -23,7 +23,7 @@ def program_of(
     settings: Sequence[str] = (),
     run_folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Program:
+) -> RankProgram:
     """Return what every rank is to run; the file is read, and not run.
 
     Args:
@@ -58,15 +58,15 @@ def program_of(
         more = [word for setting in settings for word in ("--set", setting)]
         where = (folder / "runs" / JOB if run_folder is None else run_folder).absolute()
         command = ("-m", "cosmati", "train", f"{Path(path).absolute()}{colon}{function}", _FOLDER, str(where), *more)
-    return Program(command=command, folder=folder, python=Path(sys.executable), environment=dict(environment or {}))
+    return RankProgram(command=command, folder=folder, python=Path(sys.executable), environment=dict(environment or {}))
 
 
-def of_job(program: Program, job_id: str) -> Program:
+def of_job(program: RankProgram, job_id: str) -> RankProgram:
     """Return a job's program: `{job}` in its arguments is the job's id."""
     return dataclasses.replace(program, command=tuple(word.replace(JOB, job_id) for word in program.command))
 
 
-def in_own_folder(program: Program) -> Program:
+def in_own_folder(program: RankProgram) -> RankProgram:
     """Return a recipe's program with a run folder of the job's own, beside the one that it was given."""
     if _FOLDER not in program.command:
         return program

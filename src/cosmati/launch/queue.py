@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from cosmati.errors import RunError
-from cosmati.launch.engine import Program
-from cosmati.launch.job import Job, JobAttempt, JobRequest
-from cosmati.launch.states import ACTIVE, ENDED, FOLLOWS, State
+from cosmati.launch.engine import RankProgram
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
+from cosmati.launch.states import ACTIVE, ENDED, FOLLOWS, LaunchState
 
 _FILE = "queue.db"
 _SCHEMA = """
@@ -82,13 +82,13 @@ class JobQueue:
         """Close the file."""
         self._database.close()
 
-    def add(self, request: JobRequest) -> Job:
+    def add(self, request: JobRequest) -> LaunchedJob:
         """Put a job in, PENDING, and return it."""
         name = re.sub(r"[^a-z0-9]+", "-", request.name.lower()).strip("-")[:40] or "job"
         with self._changing():
             values = (
                 _text_of(request),
-                State.PENDING,
+                LaunchState.PENDING,
                 request.priority,
                 request.ranks,
                 time.time(),
@@ -101,7 +101,7 @@ class JobQueue:
             self._database.execute("UPDATE jobs SET id = ? WHERE number = ?", (f"{name}-{number}", number))
         return self.get(f"{name}-{number}")
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str) -> LaunchedJob:
         """Return a job.
 
         Raises:
@@ -115,7 +115,7 @@ class JobQueue:
             raise RunError(msg)
         return _job_of(rows[0])
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[LaunchedJob]:
         """Return all jobs, oldest first."""
         return [_job_of(row) for row in self._rows(_JOB + "ORDER BY number")]
 
@@ -144,7 +144,9 @@ class JobQueue:
         """Let a job be this supervisor's; whoever had it is stale from now on."""
         self._set(job_id, "", "holder = ?", holder)
 
-    def move(self, job_id: str, was: State, now: State, *, holder: str | None = None, reason: str = "") -> None:
+    def move(
+        self, job_id: str, was: LaunchState, now: LaunchState, *, holder: str | None = None, reason: str = ""
+    ) -> None:
         """Move a job from the state that it was found in to another.
 
         Args:
@@ -183,12 +185,12 @@ class JobQueue:
             )
             busy = sum(row["ranks"] for row in others if row["state"] in ACTIVE and lives(row["id"]))
             place = (-own["priority"], own["number"])
-            waiting = (row for row in others if row["state"] == State.QUEUED)
+            waiting = (row for row in others if row["state"] == LaunchState.QUEUED)
             if any((-row["priority"], row["number"]) < place and lives(row["id"]) for row in waiting):
                 return False
             if busy and busy + own["ranks"] > slots:
                 return False
-            given = (State.STARTING, job_id, State.QUEUED, holder)
+            given = (LaunchState.STARTING, job_id, LaunchState.QUEUED, holder)
             text = "UPDATE jobs SET state = ?, reason = '' WHERE id = ? AND state = ? AND holder = ?"
             if not self._database.execute(text, given).rowcount:
                 raise self._stale(job_id)
@@ -221,7 +223,7 @@ class JobQueue:
             self._database.execute(f"UPDATE attempts SET {text} WHERE job = ? AND number = ?", given)  # noqa: S608
 
     def note(self, job_id: str, holder: str, **changes: object) -> None:
-        """Write down what is known of a job's run: fields of `Job` that aren't its state."""
+        """Write down what is known of a job's run: fields of `LaunchedJob` that aren't its state."""
         assert "state" not in changes, "is moved"
         text = ", ".join(f"{name} = ?" for name in changes)
         self._set(job_id, "AND holder = ?", text, *changes.values(), given=[holder])
@@ -232,16 +234,16 @@ class JobQueue:
             self._refuse_stale(job_id, holder)
             self._database.execute("INSERT OR IGNORE INTO bad_places VALUES (?, ?, ?)", (job_id, place, reason))
 
-    def resume(self, job_id: str, was: State, *, forgets_places: bool = True) -> None:
+    def resume(self, job_id: str, was: LaunchState, *, forgets_places: bool = True) -> None:
         """Make a job PENDING that has ended, with all its retries and places again.
 
         Raises:
             StaleHolderError: it's in another state by now.
         """
-        assert State.PENDING in FOLLOWS[was], was
+        assert LaunchState.PENDING in FOLLOWS[was], was
         with self._changing():
             text = "UPDATE jobs SET state = ?, reason = '', wish = '', failures = 0 WHERE id = ? AND state = ?"
-            if not self._database.execute(text, (State.PENDING, job_id, was)).rowcount:
+            if not self._database.execute(text, (LaunchState.PENDING, job_id, was)).rowcount:
                 raise self._stale(job_id)
             if forgets_places:
                 self._database.execute("DELETE FROM bad_places WHERE job = ?", (job_id,))
@@ -305,10 +307,10 @@ def _text_of(request: JobRequest) -> str:
     return json.dumps(asdict(request), default=str)
 
 
-def _job_of(row: sqlite3.Row) -> Job:
+def _job_of(row: sqlite3.Row) -> LaunchedJob:
     asked = json.loads(row["request"])
     program = asked.pop("program")
-    program = Program(
+    program = RankProgram(
         command=tuple(program["command"]),
         folder=Path(program["folder"]),
         python=Path(program["python"]),
@@ -317,4 +319,6 @@ def _job_of(row: sqlite3.Row) -> Job:
     names = ("id", "wish", "reason", "created", "seconds", "step", "best_step", "num_steps", "step_seconds")
     more = ("num_microbatches", "failures", "run_folder")
     request = JobRequest(program=program, **asked)
-    return Job(request=request, state=State(row["state"]), **{name: row[name] for name in (*names, *more)})
+    return LaunchedJob(
+        request=request, state=LaunchState(row["state"]), **{name: row[name] for name in (*names, *more)}
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class State(StrEnum):
+class LaunchState(StrEnum):
     """Where a job stands."""
 
     PENDING = "PENDING"
@@ -23,18 +23,18 @@ class State(StrEnum):
     """Ended because somebody asked for it, which is no failure: it can be resumed."""
 
 
-ENDED = frozenset({State.COMPLETED, State.FAILED, State.STOPPED})
-ACTIVE = frozenset({State.STARTING, State.RUNNING, State.TERMINATING})
+ENDED = frozenset({LaunchState.COMPLETED, LaunchState.FAILED, LaunchState.STOPPED})
+ACTIVE = frozenset({LaunchState.STARTING, LaunchState.RUNNING, LaunchState.TERMINATING})
 """It has processes."""
 
-FOLLOWS: dict[State, frozenset[State]] = {
-    State.PENDING: frozenset({State.QUEUED, State.FAILED, State.STOPPED}),
-    State.QUEUED: frozenset({State.STARTING, State.PENDING, State.FAILED, State.STOPPED}),
-    State.STARTING: frozenset({State.RUNNING, State.PENDING, State.TERMINATING, *ENDED}),
-    State.RUNNING: frozenset({State.PENDING, State.TERMINATING, *ENDED}),
-    State.TERMINATING: frozenset({State.PENDING, *ENDED}),
-    State.COMPLETED: frozenset(),
-    State.FAILED: frozenset({State.PENDING}),
-    State.STOPPED: frozenset({State.PENDING}),
+FOLLOWS: dict[LaunchState, frozenset[LaunchState]] = {
+    LaunchState.PENDING: frozenset({LaunchState.QUEUED, LaunchState.FAILED, LaunchState.STOPPED}),
+    LaunchState.QUEUED: frozenset({LaunchState.STARTING, LaunchState.PENDING, LaunchState.FAILED, LaunchState.STOPPED}),
+    LaunchState.STARTING: frozenset({LaunchState.RUNNING, LaunchState.PENDING, LaunchState.TERMINATING, *ENDED}),
+    LaunchState.RUNNING: frozenset({LaunchState.PENDING, LaunchState.TERMINATING, *ENDED}),
+    LaunchState.TERMINATING: frozenset({LaunchState.PENDING, *ENDED}),
+    LaunchState.COMPLETED: frozenset(),
+    LaunchState.FAILED: frozenset({LaunchState.PENDING}),
+    LaunchState.STOPPED: frozenset({LaunchState.PENDING}),
 }
 """Each move is made by one who names the state that he found: whoever comes second is refused."""

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Self
 
 from cosmati.errors import RunError
-from cosmati.launch.engine import AttemptRequest, Engine, Phase, Standing
-from cosmati.launch.job import Job, JobAttempt, attempt_folder, folder_of
+from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, Engine
+from cosmati.launch.job import JobAttempt, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.program import of_job
 from cosmati.launch.queue import JobQueue, StaleHolderError
-from cosmati.launch.states import ACTIVE, ENDED, State
-from cosmati.launch.watch import Progress, RunWatch
+from cosmati.launch.states import ACTIVE, ENDED, LaunchState
+from cosmati.launch.watch import RunProgress, RunWatch
 from cosmati.records.run import RunRecord
 from cosmati.storage.fence import fence_off
 from cosmati.storage.lock import FileLock, is_locked
@@ -99,7 +99,7 @@ class Supervisor:
         """Let the job go."""
         self._lock.release()
 
-    def run(self) -> State:
+    def run(self) -> LaunchState:
         """See the job to its end, and return the state that it ended in.
 
         Raises:
@@ -108,24 +108,24 @@ class Supervisor:
         self._take_over()
         while (job := self._job()).state not in ENDED:
             if job.wish == "stop":
-                self._move(job.state, State.STOPPED, "stopped before it began")
-            elif job.state is State.PENDING:
-                self._move(State.PENDING, State.QUEUED, job.reason)
+                self._move(job.state, LaunchState.STOPPED, "stopped before it began")
+            elif job.state is LaunchState.PENDING:
+                self._move(LaunchState.PENDING, LaunchState.QUEUED, job.reason)
             elif self._may_begin(job):
                 self._attempt()
             else:
                 time.sleep(self._engine.poll_seconds)
         return job.state
 
-    def _job(self) -> Job:
+    def _job(self) -> LaunchedJob:
         return self._queue.get(self._id)
 
-    def _move(self, was: State, now: State, reason: str = "") -> None:
+    def _move(self, was: LaunchState, now: LaunchState, reason: str = "") -> None:
         self._queue.move(self._id, was, now, holder=self._holder, reason=reason)
 
-    def _may_begin(self, job: Job) -> bool:
+    def _may_begin(self, job: LaunchedJob) -> bool:
         if job.request.engine != "local":  # whose scheduler has a queue of its own
-            self._move(State.QUEUED, State.STARTING)
+            self._move(LaunchState.QUEUED, LaunchState.STARTING)
             return True
         home = self._queue.home
         return self._queue.begin(
@@ -142,7 +142,7 @@ class Supervisor:
             reason = "its supervisor was killed"
             self._queue.note_attempt(self._id, self._holder, last.number, outcome="lost", reason=reason)
         if job.state in ACTIVE:
-            ends = State.STOPPED if job.wish == "stop" else State.PENDING
+            ends = LaunchState.STOPPED if job.wish == "stop" else LaunchState.PENDING
             self._move(job.state, ends, "its supervisor was killed")
 
     def _attempt(self) -> None:
@@ -151,7 +151,8 @@ class Supervisor:
         bad = self._queue.bad_places(self._id)
         # A scheduler finds other places; on this machine there are none.
         num_lost = len(bad) if job.request.engine == "local" else 0
-        ranks, idle = ranks_for(job.request.ranks - num_lost, job.num_microbatches)
+        # V isn't known before a run has begun; what was asked for divides it.
+        ranks, idle = ranks_for(job.request.ranks - num_lost, job.num_microbatches or job.request.ranks)
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         self._queue.begin_attempt(self._id, self._holder, attempt)
@@ -179,7 +180,7 @@ class Supervisor:
             raise
         self._settle(number, ended)
 
-    def _fence_off(self, job: Job) -> None:
+    def _fence_off(self, job: LaunchedJob) -> None:
         """Make whoever is left of a lost attempt stale: from now on he can commit nothing."""
         before = self._queue.attempts(self._id)[:-1]
         if before and before[-1].outcome not in ("completed", "stopped") and job.run_folder:
@@ -191,32 +192,38 @@ class Supervisor:
         began, noted, stopping = self._clock(), -1.0, None
         while True:
             standing, progress, now = self._engine.poll(handle), watch.look(), self._clock()
-            has_ended = standing.phase is Phase.ENDED
+            has_ended = standing.phase is AttemptPhase.ENDED
             if has_ended or now - noted >= _NOTE_SECONDS or (noted < 0 and progress.run is not None):
                 self._note(number, progress, now - began)
                 noted = now
             job = self._job()
-            if job.state is State.STARTING and (progress.step is not None or _is_silent_script(standing, progress)):
-                self._move(State.STARTING, State.RUNNING)
+            if job.state is LaunchState.STARTING and (
+                progress.step is not None or _is_silent_script(standing, progress)
+            ):
+                self._move(LaunchState.STARTING, LaunchState.RUNNING)
             if has_ended:
                 # Of a rank that was lost, nothing may be left.
                 self._engine.cancel(handle)
                 return _end_of(standing, progress, asked=stopping is not None)
             if stopping is None and (why := self._why_stop(job, now - began)):
                 stopping = now
-                self._move(self._job().state, State.TERMINATING, why)
+                self._move(self._job().state, LaunchState.TERMINATING, why)
                 self._engine.ask_to_stop(handle)
             elif stopping is not None and now - stopping > _GRACE_SECONDS:
                 self._engine.cancel(handle)
                 return _Ended("stopped", f"it was killed {_GRACE_SECONDS:.0f} s after it was asked to stop")
-            elif stopping is None and standing.phase is Phase.RUNNING and (why := self._stalled(job, progress, watch)):
+            elif (
+                stopping is None
+                and standing.phase is AttemptPhase.RUNNING
+                and (why := self._stalled(job, progress, watch))
+            ):
                 self._engine.dump_stacks(handle)
                 time.sleep(_STACKS_SECONDS)
                 self._engine.cancel(handle)
                 return _Ended("stalled", why)
             time.sleep(self._engine.poll_seconds)
 
-    def _note(self, number: int, progress: Progress, seconds: float) -> None:
+    def _note(self, number: int, progress: RunProgress, seconds: float) -> None:
         told: dict[str, object] = {"seconds": seconds}
         if progress.first_step is not None:
             told["first_step"] = progress.first_step
@@ -231,7 +238,7 @@ class Supervisor:
                 known["step_seconds"] = progress.step_seconds
             self._queue.note(self._id, self._holder, **known)
 
-    def _why_stop(self, job: Job, seconds: float) -> str:
+    def _why_stop(self, job: LaunchedJob, seconds: float) -> str:
         if job.wish == "stop":
             return "asked to stop"
         limit, before = job.request.max_seconds, sum(one.seconds for one in self._queue.attempts(self._id)[:-1])
@@ -239,9 +246,9 @@ class Supervisor:
             return f"its {limit:g} s are over"
         return ""
 
-    def _stalled(self, job: Job, progress: Progress, watch: RunWatch) -> str:
+    def _stalled(self, job: LaunchedJob, progress: RunProgress, watch: RunWatch) -> str:
         asked = job.request
-        if progress.run is None and job.state is State.RUNNING:
+        if progress.run is None and job.state is LaunchState.RUNNING:
             return ""  # a program that says nothing of its steps
         allowed = watch.silence_allowed(asked.patience, asked.min_silence_seconds, asked.start_seconds)
         if progress.silent_seconds <= allowed:
@@ -257,7 +264,7 @@ class Supervisor:
         if ended.outcome == "completed" and job.num_steps is not None:
             self._queue.note(self._id, self._holder, step=job.num_steps)  # lines come every ten steps
         if ended.outcome in ("completed", "stopped"):
-            ends = State.COMPLETED if ended.outcome == "completed" else State.STOPPED
+            ends = LaunchState.COMPLETED if ended.outcome == "completed" else LaunchState.STOPPED
             self._move(job.state, ends, ended.reason)
             return
         got_further = job.step is not None and job.step > job.best_step
@@ -265,15 +272,15 @@ class Supervisor:
         self._queue.note(self._id, self._holder, failures=failures, best_step=max(job.best_step, job.step or -1))
         has_trained = any(one.last_step is not None for one in self._queue.attempts(self._id))
         if ended.is_final:
-            self._move(job.state, State.FAILED, ended.reason)
+            self._move(job.state, LaunchState.FAILED, ended.reason)
         elif ended.own_fault and not has_trained:
             reason = f"{ended.reason} (before a first step, so it isn't tried again)"
-            self._move(job.state, State.FAILED, reason)
+            self._move(job.state, LaunchState.FAILED, reason)
         elif failures > job.request.retries:
-            self._move(job.state, State.FAILED, f"{failures} failures got no further; the last: {ended.reason}")
+            self._move(job.state, LaunchState.FAILED, f"{failures} failures got no further; the last: {ended.reason}")
         else:
             self._refuse_place(ended, failures)
-            self._move(job.state, State.PENDING, ended.reason)
+            self._move(job.state, LaunchState.PENDING, ended.reason)
             self._back_off(job, failures)
 
     def _refuse_place(self, ended: _Ended, failures: int) -> None:
@@ -284,16 +291,14 @@ class Supervisor:
             reason = f"failed {_BAD_AFTER} times in a row: {ended.reason}"
             self._queue.add_bad_place(self._id, self._holder, ended.place, reason)
 
-    def _back_off(self, job: Job, failures: int) -> None:
+    def _back_off(self, job: LaunchedJob, failures: int) -> None:
         until = self._clock() + min(_MAX_BACKOFF, job.request.backoff_seconds * 2 ** (failures - 1))
         while self._clock() < until and self._job().wish != "stop":
             time.sleep(min(self._engine.poll_seconds, max(0.0, until - self._clock())))
 
 
-def ranks_for(available: int, num_microbatches: int | None) -> tuple[int, int]:
+def ranks_for(available: int, num_microbatches: int) -> tuple[int, int]:
     """Return how many of the ranks that are there train, and how many are idle: the largest number that divides V."""
-    if num_microbatches is None:
-        return available, 0
     ranks = max(number for number in range(1, available + 1) if num_microbatches % number == 0)
     return ranks, available - ranks
 
@@ -308,12 +313,12 @@ def _lock_of(home: Path, job_id: str) -> FileLock:
         time.sleep(0.05)
 
 
-def _is_silent_script(standing: Standing, progress: Progress) -> bool:
+def _is_silent_script(standing: AttemptStanding, progress: RunProgress) -> bool:
     """Whether a program runs that has told of no run, and so may be none of Cosmati's."""
-    return standing.phase is Phase.RUNNING and progress.run is None and progress.silent_seconds > 30.0
+    return standing.phase is AttemptPhase.RUNNING and progress.run is None and progress.silent_seconds > 30.0
 
 
-def _end_of(standing: Standing, progress: Progress, *, asked: bool) -> _Ended:
+def _end_of(standing: AttemptStanding, progress: RunProgress, *, asked: bool) -> _Ended:
     outcome = _outcome_of(progress)
     if standing.status == 0 and outcome in ("completed", "exhausted"):
         return _Ended("completed")
@@ -332,7 +337,7 @@ def _end_of(standing: Standing, progress: Progress, *, asked: bool) -> _Ended:
     return _Ended("failed", standing.reason or "ended without a word", standing.place, standing.own_fault)
 
 
-def _outcome_of(progress: Progress) -> str:
+def _outcome_of(progress: RunProgress) -> str:
     """Return the outcome that this attempt has put on record; empty where it has none."""
     if progress.run is None or progress.first_step is None:
         return ""

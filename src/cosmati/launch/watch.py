@@ -19,7 +19,7 @@ _LINE_STEPS, _LINE_SECONDS = 10, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """How an attempt gets on.
 
     Attributes:
@@ -55,13 +55,13 @@ class RunWatch:
         self._step: int | None = None
         self._step_seconds: float | None = None
 
-    def look(self) -> Progress:
+    def look(self) -> RunProgress:
         """Look at the run's files."""
         if self._run is None and self._note.exists():
             self._run = LaunchedRun.from_json(self._note.read_text())
         if self._run is not None:
             self._look_at(self._run)
-        return Progress(
+        return RunProgress(
             run=self._run,
             first_step=self._first_step,
             step=self._step,

@@ -27,6 +27,7 @@ _LOST_OTHERS = ("gloo", "nccl", "connection", "store", "socket", "timeout", "tim
 
 
 _LOST_SECONDS = 0.5
+_LAST_BYTES = 4096
 
 
 def run_program(folder: str, command: Sequence[str], parent: int) -> None:
@@ -50,7 +51,7 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
     try:
         _run_as_python_does(command)
     except SystemExit as end:
-        status, error = _status_of(end)
+        status, error = _status_of(end, log_of(Path(folder), rank))
     except BaseException as raised:  # noqa: BLE001  (told, and the process ends)
         traceback.print_exc()
         error = f"{type(raised).__name__}: {raised}".partition("\n")[0]
@@ -93,10 +94,13 @@ def _run_as_python_does(command: Sequence[str]) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
-def _status_of(end: SystemExit) -> tuple[int, str]:
+def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
+    """Return a program's exit status, and why it isn't 0: what it has said last."""
     if end.code is None or isinstance(end.code, int):
-        status = end.code or 0
-        return status, f"exit status {status}" if status else ""
+        sys.stderr.flush()
+        said = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace").split("\n")
+        last = [line for line in said if line.strip()][-1:]
+        return end.code or 0, last[0] if last and end.code else f"exit status {end.code}"
     sys.stderr.write(f"{end.code}\n")
     return 1, str(end.code).partition("\n")[0]
 
