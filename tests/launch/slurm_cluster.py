@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cosmati
-from cosmati.launch.engine import AttemptRequest, Phase, Program, Standing
+from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, RankProgram
 from cosmati.launch.slurm import SlurmEngine
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
@@ -60,7 +60,7 @@ class Job:
         self.handle = self.engine.submit(self.request)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> AttemptStanding:
         return self.engine.poll(self.handle)
 
     @property
@@ -82,20 +82,20 @@ class Job:
     @property
     def is_running(self) -> bool:
         """Whether both ranks have noted themselves since the job was last begun."""
-        is_on = self.standing.phase is Phase.RUNNING
+        is_on = self.standing.phase is AttemptPhase.RUNNING
         return is_on and len(list(self.request.folder.glob("rank-*.process"))) == 2
 
     def until(self, is_so: Callable[[], bool], seconds: float = 120.0) -> None:
         until(is_so, seconds, lambda: f"{self.standing}\n{self.log}")
 
-    def ended(self, seconds: float = 120.0) -> Standing:
-        self.until(lambda: self.standing.phase is Phase.ENDED, seconds)
+    def ended(self, seconds: float = 120.0) -> AttemptStanding:
+        self.until(lambda: self.standing.phase is AttemptPhase.ENDED, seconds)
         return self.standing
 
 
 def request_of(folder: Path, command: tuple[str, ...], ranks: int = 2, **settings: str) -> AttemptRequest:
     """Return an attempt of a job that finds this repository's modules."""
-    program = Program(command=command, folder=folder, python=Path(sys.executable), environment=ENVIRONMENT)
+    program = RankProgram(command=command, folder=folder, python=Path(sys.executable), environment=ENVIRONMENT)
     given = {name.replace("_", "-"): value for name, value in settings.items()}
     name = f"{folder.name.replace('_', '-')}-{os.getpid()}"
     return AttemptRequest(job=name, number=0, program=program, ranks=ranks, folder=folder / "attempt-0", settings=given)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cosmati.errors import RunError
 from cosmati.launch.agents import node_counts
-from cosmati.launch.engine import AttemptRequest, Program
+from cosmati.launch.engine import AttemptRequest, RankProgram
 from cosmati.launch.manifests import RENDERED, render
 
 KINDS = [("kubernetes", "job"), ("kubernetes", "jobset"), ("kubernetes", "trainjob"), ("skypilot", ""), ("dstack", "")]
@@ -46,7 +46,7 @@ ENDPOINTS = {
 
 
 def request_of(ranks: int = 16, max_seconds: float | None = 3600.0, **settings: str) -> AttemptRequest:
-    program = Program(
+    program = RankProgram(
         command=("-m", "cosmati", "train", "/app/it's mine.py", "--run-folder", "/mnt/runs/gpt"),
         folder=Path("/"),
         python=Path("/home/me/.venv/bin/python"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cosmati.launch import LaunchState, launch, show, wait
-from cosmati.launch.engine import Phase
+from cosmati.launch.engine import AttemptPhase
 from cosmati.launch.notes import processes_in
 from cosmati.launch.slurm import SlurmEngine
 from cosmati.records.attempts import read_attempts
@@ -85,7 +85,7 @@ def test_the_node_of_the_batch_script_is_killed(
     finally:
         cluster.begin_node("n0")
         cluster.wait_until_idle()
-    assert (standing.phase, standing.status) == (Phase.ENDED, 0), job.log
+    assert (standing.phase, standing.status) == (AttemptPhase.ENDED, 0), job.log
     assert result_of(job.run) == alone
     assert len(read_attempts(job.run)) == 2
     assert job.num_requeues >= 1
@@ -152,7 +152,7 @@ def test_a_time_limit_takes_it_back_to_the_queue_below_a_cap(
         job_id = job.handle.partition(" ")[0]
         subprocess.run(["scancel", "--batch", "--signal=USR1", job_id], check=True)
         if time == 1:
-            job.until(lambda: job.standing.phase is Phase.WAITING)
+            job.until(lambda: job.standing.phase is AttemptPhase.WAITING)
     # The second time is one too many: it runs on until Slurm would end it, which is after the last step here.
     assert job.ended().status == 0, job.log
     assert job.log.count("Back to the queue") == 1

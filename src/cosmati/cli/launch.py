@@ -10,7 +10,6 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
-from cosmati.launch.commands import launch as begin
 from cosmati.launch.commands import stop, wait
 from cosmati.launch.engines import dry_run
 from cosmati.launch.job import LaunchedJob
@@ -66,20 +65,7 @@ def launch(  # noqa: PLR0913, PLR0917  (each an option)
       cosmati launch gpt.py --ranks 16 --on kubernetes --with image=me/gpt:1 --with volume=runs --dry-run > gpt.yaml
       cosmati launch train.py --ranks 2 --max-duration 8h --retries 10 -- --lr 3e-4 --out runs/{job}
     """  # noqa: D301
-    if is_dry:
-        rendered = dry_run(
-            file,
-            *(arguments or []),
-            engine=on,
-            ranks=ranks,
-            max_seconds=seconds_of(max_duration) if max_duration else None,
-            settings=settings or [],
-            run_folder=run_folder,
-            engine_settings=named_values("--with", engine_settings),
-        )
-        typer.echo(rendered, nl=False)
-        return
-    job = begin(
+    asked = asked_for(
         file,
         *(arguments or []),
         ranks=ranks,
@@ -90,8 +76,11 @@ def launch(  # noqa: PLR0913, PLR0917  (each an option)
         run_folder=run_folder,
         engine=on,
         engine_settings=named_values("--with", engine_settings),
-        queue=queue,
     )
+    if is_dry:
+        typer.echo(dry_run(asked), nl=False)
+        return
+    job = begin_asked(asked, queue)
     typer.echo(job.id)
     if not detach:
         follow(job, queue)

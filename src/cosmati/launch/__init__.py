@@ -11,6 +11,8 @@ The same words as on the command line: `cosmati launch`, `runs`, `show`, `logs`,
 from __future__ import annotations
 
 from cosmati.launch.commands import (
+    asked_for,
+    begin_asked,
     clone,
     delete,
     launch,
@@ -31,6 +33,8 @@ __all__ = [
     "JobRequest",
     "LaunchState",
     "LaunchedJob",
+    "asked_for",
+    "begin_asked",
     "clone",
     "delete",
     "dry_run",

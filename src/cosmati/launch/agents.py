@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.engine import Program
+from cosmati.launch.engine import RankProgram
 from cosmati.records.launched import LaunchedRun
 from cosmati.storage.fence import fence_off
 
@@ -56,7 +56,7 @@ def node_counts(ranks: int, nodes: str) -> tuple[list[int], int]:
 
 
 def agent_command(
-    program: Program,
+    program: RankProgram,
     *,
     folder: str,
     per_node: int,

@@ -76,14 +76,49 @@ def launch(
     Raises:
         RunError: it can't be launched as asked; the message says why.
     """
+    asked = asked_for(
+        file,
+        *arguments,
+        ranks=ranks,
+        priority=priority,
+        max_seconds=max_seconds,
+        retries=retries,
+        settings=settings,
+        run_folder=run_folder,
+        environment=environment,
+        name=name,
+        engine=engine,
+        engine_settings=engine_settings,
+    )
+    return begin_asked(asked, queue)
+
+
+def asked_for(
+    file: str,
+    *arguments: str,
+    ranks: int = 1,
+    priority: int = 0,
+    max_seconds: float | None = None,
+    retries: int = 5,
+    settings: Sequence[str] = (),
+    run_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    name: str = "",
+    engine: str = "local",
+    engine_settings: Mapping[str, str] | None = None,
+) -> JobRequest:
+    """Return what `launch` would put into the queue, for `begin_asked` or `dry_run`; its arguments are `launch`'s.
+
+    Raises:
+        RunError: it can't be launched as asked; the message says why.
+    """
     if ranks < 1:
         raise RunError(f"A job has one rank at least, and {ranks} were asked for. Give their number: --ranks 2.")
     if retries < 0 or (max_seconds is not None and max_seconds <= 0):
         raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
-    check_engine(engine)
     program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
     name = name or Path(file.partition(":")[0]).stem
-    asked = JobRequest(
+    return JobRequest(
         name=name,
         program=program,
         ranks=ranks,
@@ -93,6 +128,15 @@ def launch(
         engine=engine,
         settings=dict(engine_settings or {}),
     )
+
+
+def begin_asked(asked: JobRequest, queue: Path | None = None) -> LaunchedJob:
+    """Begin a job that was asked for, and return it.
+
+    Raises:
+        RunError: no engine of this name carries anything out, or the queue can't be written.
+    """
+    check_engine(asked.engine)
     with JobQueue(home_of(queue)) as jobs:
         return begin_job(jobs, asked)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptRequest, Engine
+from cosmati.launch.job import JobRequest
 from cosmati.launch.manifests import RENDERED, render
-from cosmati.launch.program import of_job, program_of
+from cosmati.launch.program import of_job
 from cosmati.launch.slurm import SlurmEngine
 from cosmati.launch.slurm import render as render_batch
 
@@ -42,49 +42,27 @@ def engine_of(name: str) -> Engine:
     return LocalEngine()
 
 
-def dry_run(
-    file: str,
-    *arguments: str,
-    engine: str,
-    ranks: int = 1,
-    max_seconds: float | None = None,
-    settings: Sequence[str] = (),
-    run_folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    name: str = "",
-    engine_settings: Mapping[str, str] | None = None,
-) -> str:
+def dry_run(asked: JobRequest) -> str:
     """Return what an engine would be given for a job: Slurm's batch script, or a manifest. Nothing is begun or written.
 
     Args:
-        file: a script, or `FILE[:FUNCTION]` that returns a Recipe.
-        arguments: a script's.
-        engine: `slurm`, `kubernetes`, `skypilot` or `dstack`.
-        ranks: processes that train it.
-        max_seconds: that it may run.
-        settings: a recipe's, `NAME=VALUE`.
-        run_folder: a recipe's; None is `runs/NAME`.
-        environment: variables of every rank.
-        name: of the job; empty for the file's.
-        engine_settings: the engine's own.
+        asked: as `asked_for` makes it; the job's id is its name here.
 
     Raises:
         RunError: there's nothing to render, or it can't be as it was asked for.
     """
-    if engine == "local":
+    if asked.engine == "local":
         msg = "On this machine processes are begun, and nothing is written that could be shown. Leave out --dry-run."
         raise RunError(msg)
-    if engine not in RENDERED:
-        check_engine(engine)
-    job = name or Path(file.partition(":")[0]).stem
-    program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
+    if asked.engine not in RENDERED:
+        check_engine(asked.engine)
     request = AttemptRequest(
-        job=job,
+        job=asked.name,
         number=0,
-        program=of_job(program, job),
-        ranks=ranks,
-        folder=Path.cwd() / "launch" / job,
-        max_seconds=max_seconds,
-        settings=dict(engine_settings or {}),
+        program=of_job(asked.program, asked.name),
+        ranks=asked.ranks,
+        folder=Path.cwd() / "launch" / asked.name,
+        max_seconds=asked.max_seconds,
+        settings=asked.settings,
     )
-    return render_batch(request) if engine == SlurmEngine.name else render(engine, request)
+    return render_batch(request) if asked.engine == SlurmEngine.name else render(asked.engine, request)

@@ -62,14 +62,7 @@ def train_on_ray(
     except ImportError as error:
         msg = "Training on Ray needs Ray Train 2. Install it: pip install 'cosmati[ray]'"
         raise MissingExtraError(msg) from error
-    if not 1 <= fewest_workers <= num_workers:
-        msg = f"{fewest_workers} to {num_workers} workers is no range. Give one at least, and no more than the most."
-        raise RunError(msg)
-    if not run_folder.is_absolute():
-        msg = (
-            f"{run_folder} isn't absolute, and a worker begins elsewhere. Give Path(...).absolute(), on a shared disk."
-        )
-        raise RunError(msg)
+    _check(run_folder, fewest_workers, num_workers)
     token = secrets.token_hex(8)
 
     def work() -> None:
@@ -97,6 +90,17 @@ def train_on_ray(
     except TrainingFailedError as error:
         msg = f"The run in {run_folder} has failed on Ray: {error}. Mend it, and the same call goes on."
         raise RunError(msg) from error
+
+
+def _check(run_folder: Path, fewest_workers: int, num_workers: int) -> None:
+    if not 1 <= fewest_workers <= num_workers:
+        msg = f"{fewest_workers} to {num_workers} workers is no range. Give one at least, and no more than the most."
+        raise RunError(msg)
+    if not run_folder.is_absolute():
+        msg = (
+            f"{run_folder} isn't absolute, and a worker begins elsewhere. Give Path(...).absolute(), on a shared disk."
+        )
+        raise RunError(msg)
 
 
 def _begin_worker(run_folder: Path, token: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.launch.agents import agent_command, check_settings, node_counts
-from cosmati.launch.engine import AttemptRequest, Phase, Standing
+from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.notes import ends_in, log_of, processes_in
 from cosmati.launch.worker import PLACE_VARIABLE
 
@@ -153,7 +153,7 @@ class SlurmEngine:
         listed = _call("squeue", "--noheader", "--me", f"--name={name_of(request)}", "--format=%i %k")
         return next((line.split()[0] for line in listed.splitlines() if line.split()[1:] == [str(request.folder)]), "")
 
-    def poll(self, handle: str) -> Standing:
+    def poll(self, handle: str) -> AttemptStanding:
         """Return how a job stands, by Slurm's controller, and by the job's own note once Slurm has forgotten it."""
         job, folder = _parts(handle)
         try:
@@ -162,15 +162,15 @@ class SlurmEngine:
             if "Invalid job id" in str(error):
                 return _ended_before(folder)
             # A controller that doesn't answer says nothing of the job.
-            return Standing(phase=Phase.RUNNING, reason=f"Slurm doesn't answer: {error}")
+            return AttemptStanding(phase=AttemptPhase.RUNNING, reason=f"Slurm doesn't answer: {error}")
         standing = standing_of(said)
-        return _with_ends(standing, folder) if standing.phase is Phase.ENDED else standing
+        return _with_ends(standing, folder) if standing.phase is AttemptPhase.ENDED else standing
 
     def ask_to_stop(self, handle: str) -> None:
         """Let the first rank stop after its step; a job that waits ends."""
         job, folder = _parts(handle)
         (folder / _STOP).touch()
-        if self.poll(handle).phase is Phase.WAITING:
+        if self.poll(handle).phase is AttemptPhase.WAITING:
             self.cancel(handle)
         else:
             _signal(job, "TERM", list(processes_in(folder, "rank"))[:1])
@@ -197,7 +197,7 @@ class SlurmEngine:
         return [folder / _LOG, *(log_of(folder, rank) for rank in range(count))]
 
 
-def standing_of(said: str) -> Standing:
+def standing_of(said: str) -> AttemptStanding:
     """Read what `scontrol show job --oneliner` says of a job.
 
     Raises:
@@ -207,23 +207,23 @@ def standing_of(said: str) -> Standing:
     state, restarts = facts.get("JobState", ""), facts.get("Restarts", "0")
     if state in _WAITING:
         again = f", requeued {restarts} times" if restarts != "0" else ""
-        return Standing(phase=Phase.WAITING, reason=f"{facts.get('Reason', state)}{again}")
+        return AttemptStanding(phase=AttemptPhase.WAITING, reason=f"{facts.get('Reason', state)}{again}")
     if state in _RUNNING:
-        return Standing(phase=Phase.RUNNING, reason=f"on {facts.get('NodeList', '')}")
+        return AttemptStanding(phase=AttemptPhase.RUNNING, reason=f"on {facts.get('NodeList', '')}")
     if not state:
         msg = f"Slurm says no state of a job: {said[:200]!r}. Look at `scontrol show job` yourself."
         raise RunError(msg)
     code, _, number = facts.get("ExitCode", "0:0").partition(":")
     status = 0 if state == "COMPLETED" else -int(number or 0) or int(code) or 1
     reason = "" if status == 0 else f"Slurm says {state}, with status {code} and signal {number}"
-    return Standing(phase=Phase.ENDED, status=status, reason=reason, place=facts.get("FailedNode", ""))
+    return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=facts.get("FailedNode", ""))
 
 
 def _facts(said: str) -> Mapping[str, str]:
     return dict(re.findall(r"(\S+?)=(\S*)", said))
 
 
-def _with_ends(standing: Standing, folder: Path) -> Standing:
+def _with_ends(standing: AttemptStanding, folder: Path) -> AttemptStanding:
     """Add what ranks have noted of a bad end: the first error of a rank's own, if there's one."""
     own = next((end for end in ends_in(folder).values() if not end.lost_others), None)
     if standing.status == 0 or own is None:
@@ -231,14 +231,16 @@ def _with_ends(standing: Standing, folder: Path) -> Standing:
     return replace(standing, status=own.status, reason=own.error, place=own.place, own_fault=True)
 
 
-def _ended_before(folder: Path) -> Standing:
+def _ended_before(folder: Path) -> AttemptStanding:
     """Return how a job ended that Slurm has forgotten, as it does after minutes; a cancelled one noted nothing."""
     try:
         status = int((folder / _STATUS).read_text())
     except (OSError, ValueError):
-        return Standing(phase=Phase.ENDED, reason="Slurm doesn't know the job any more, and it has noted no end")
+        return AttemptStanding(
+            phase=AttemptPhase.ENDED, reason="Slurm doesn't know the job any more, and it has noted no end"
+        )
     reason = "" if status == 0 else f"it ended with status {status}"
-    return _with_ends(Standing(phase=Phase.ENDED, status=status, reason=reason), folder)
+    return _with_ends(AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason), folder)
 
 
 def _signal(job: str, name: str, marks: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.launch.agents import agent_command, check_settings, node_counts
-from cosmati.launch.engine import AttemptRequest, Program
+from cosmati.launch.engine import AttemptRequest, RankProgram
 
 PORT = 29400
 """Where the first node's agent meets the others."""
@@ -52,7 +52,7 @@ class ContainerJob:
     """
 
     name: str
-    program: Program
+    program: RankProgram
     folder: str
     num_nodes: int
     per_node: int
@@ -129,7 +129,7 @@ def container_job(engine: str, request: AttemptRequest, own: tuple[str, ...]) ->
             f"that is begun again wouldn't find it. Give --run-folder {mount}/NAME, or --with mount=FOLDER."
         )
         raise RunError(msg)
-    program = Program(
+    program = RankProgram(
         command=request.program.command,
         folder=request.program.folder,
         python=Path(given.get("python", "python")),
