@@ -10,7 +10,7 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
-from cosmati.launch.commands import stop, wait
+from cosmati.launch.commands import asked_for, begin_asked, stop, wait
 from cosmati.launch.engines import dry_run
 from cosmati.launch.job import LaunchedJob
 from cosmati.launch.states import LaunchState
