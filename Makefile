@@ -26,11 +26,11 @@ OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_re
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test tutorials extras slow golden bits mutants check methods bench docs
+.PHONY: help quickstart test test-slurm test-ray test-manifests tutorials extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and write its page
 	$(BIN)/cosmati quickstart
@@ -43,6 +43,17 @@ slow: $(VENV)/.with-test ## run the tests that the default suite leaves out
 
 extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own
 	$(VENV)-extras/bin/python -m pytest -n 2 $(OTHER_TESTS)
+
+test-slurm: $(VENV)/.with-test ## kill nodes of a Slurm cluster on this machine (Debian's slurmctld, slurmd, slurm-client, munge)
+	@$(BIN)/python -c 'from tools.slurm_on_one_host import missing_programs; import sys; lacks = missing_programs(); \
+	  sys.exit(f"Slurm lacks {lacks}. As root: apt-get install slurmctld slurmd slurm-client munge" if lacks else 0)'
+	$(BIN)/python -m pytest -n 0 -m slurm tests/launch
+
+test-ray: $(VENV)-ray/.with-ray ## kill nodes of a Ray cluster on this machine, in an environment of its own
+	$(VENV)-ray/bin/python -m pytest -n 0 -m ray tests/launch
+
+test-manifests: $(VENV)-manifests/.with-manifests ## hold manifests against the schemas of those who read them, in an environment of its own
+	$(VENV)-manifests/bin/python -m pytest -n 0 tests/launch/test_manifest_schemas.py
 
 tutorials: $(VENV)/.with-test ## walk through the tutorials and recipes of the docs, each in an empty folder
 	$(BIN)/python -m pytest -n 2 -m slow tests/docs
@@ -111,6 +122,14 @@ $(VENV)/.with-quickstart $(VENV)/.with-test $(VENV)/.with-check $(VENV)/.with-do
 		pyproject.toml constraints.txt $(VENV)/.with-torch
 	$(INSTALL) -e '.[$(EXTRAS)]'
 	@$(if $(OPTIONAL),set -x; $(INSTALL) -e '.[$(OPTIONAL)]' || echo "It goes without the extra $(OPTIONAL).",)
+	@touch $@
+
+$(VENV)-ray/.with-ray: pyproject.toml constraints.txt
+	$(MAKE) VENV=$(VENV)-ray TEST_EXTRAS=test,ray $(VENV)-ray/.with-test
+	@touch $@
+
+$(VENV)-manifests/.with-manifests: pyproject.toml constraints.txt
+	$(MAKE) VENV=$(VENV)-manifests TEST_EXTRAS=test,manifests $(VENV)-manifests/.with-test
 	@touch $@
 
 $(VENV)-extras/.with-extras: pyproject.toml constraints.txt

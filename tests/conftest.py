@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tools.slurm_on_one_host import missing_programs
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -35,7 +37,7 @@ def _lacking() -> dict[str, str]:
     present = {
         "gpu": (torch.cuda.is_available(), "no CUDA device"),
         "ray": (importlib.util.find_spec("ray") is not None, "Ray isn't installed"),
-        "slurm": (shutil.which("sbatch") is not None, "the Slurm commands aren't installed"),
+        "slurm": (not missing_programs(), "Slurm isn't installed, with its controller"),
         "s3": (importlib.util.find_spec("moto") is not None, "moto isn't installed"),
         "browser": (
             shutil.which("chromium") is not None and importlib.util.find_spec("playwright") is not None,

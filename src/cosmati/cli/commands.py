@@ -17,6 +17,14 @@ SUMMARIES = {
     "quickstart": "Train, compare, govern and report in minutes, offline, on data that this machine has.",
     "train": "Train a recipe to the end of its budget.",
     "plan": "Show what a recipe would do and may promise, and what it would need on so many ranks, without training.",
+    "launch": "Begin a job that survives its machines: what is killed, hangs or fails goes on from its checkpoint.",
+    "runs": "List jobs: where each stands, how far it is, when it's likely to end, how often it was resumed.",
+    "show": "Show a job: what was asked for, how it stands, and each of its attempts.",
+    "logs": "Print what a rank of a job has said.",
+    "stop": "Stop a job after the step in progress, with a checkpoint; `cosmati resume` goes on from there.",
+    "resume": "Go on with a job that was stopped, has failed, or has lost its supervisor.",
+    "clone": "Begin a new job that is asked for as another one was, from its first step.",
+    "delete": "Take a job that has ended out of the list, with its logs; its run stays, with checkpoints and ledger.",
     "profile": "Train a few steps of a recipe under PyTorch's profiler, and say what bounds a step.",
     "report": "Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.",
     "export": "Export the model that a run measured: its evaluated weights, in plain layers, checked before it says "
@@ -32,6 +40,8 @@ SUMMARIES = {
     "policy": "Begin, check, show, explain, compare and sign policies.",
     "keys": "Who may sign which class of data: make an authority, name its people, take keys back.",
 }
+_HOMES = dict.fromkeys(("show", "logs", "stop", "resume", "clone", "delete"), "runs")
+"""Modules that aren't called as their command is."""
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401  (a class that typer keeps private)

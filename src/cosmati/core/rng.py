@@ -38,6 +38,15 @@ def stream_key(seed: int, stream: str) -> int:
     return int.from_bytes(digest, "little")
 
 
+def seed_by_chance() -> None:
+    """Seed Python's and NumPy's generators by chance, as a process that isn't forked begins.
+
+    PyTorch's has one seed in all new processes.
+    """
+    random.seed()
+    np.random.seed()  # noqa: NPY002  (what users' augmentations draw from)
+
+
 def position_key(seed: int, stream: str, *position: int) -> int:
     """Return the 63-bit key of one position (step, microbatch, ...) in a stream.
 

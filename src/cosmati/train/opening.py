@@ -20,6 +20,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
+from cosmati.train.fleet import compare_fleet
 from cosmati.train.isolation import without_admitted
 from cosmati.train.observers.ledger_checks import Recorded, recorded_in
 from cosmati.train.observers.observer import Observer, restore_states
@@ -92,6 +93,7 @@ def open_run(
             _restore_observers(observers, checkpoint, a.ranks.rank)
         plan = without_schedulers(plan, a)
         if a.ranks.is_parallel:
+            plan = compare_fleet(plan, facts.environment, a.ranks)
             _compare_ranks(prepared)
         cuts = Cuts.found(a.config.run_folder, made, clock.step)
         if prepared.watch is not None:

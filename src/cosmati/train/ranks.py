@@ -107,14 +107,18 @@ class Ranks:
 
     def unlike_names(self, digests: Mapping[str, bytes]) -> list[str]:
         """Return the names that not every rank has, or has with another digest."""
+        told = self.told_by_all({name: digest.hex() for name, digest in digests.items()})
+        return [name for name in sorted({*chain(*told)}) if len({one.get(name) for one in told}) > 1]
+
+    def told_by_all(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return what each rank has to tell, in their order."""
         if not self.is_parallel:
-            return []
-        own = json.dumps({name: digest.hex() for name, digest in digests.items()}).encode()
+            return [dict(facts)]
+        own = json.dumps(dict(facts)).encode()
         longest = int(self.gather(torch.tensor([len(own)], device=_device())).max())
         # JSON may end in blanks.
         everyone = self.gather(torch.tensor([list(own.ljust(longest))], dtype=torch.uint8, device=_device()))
-        told = [json.loads(bytes(row)) for row in everyone.tolist()]
-        return [name for name in sorted({*chain(*told)}) if len({one.get(name) for one in told}) > 1]
+        return [json.loads(bytes(row)) for row in everyone.tolist()]
 
     def refuse_unlike(self, step: int, *given: object) -> None:
         """Refuse a step's batch that isn't the same on all ranks; looks at steps 0, 1, 2, 4, 8, and the first of all.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -31,10 +31,12 @@ class MetricsFile(Observer):
     Args:
         folder: the run's folder; `steps.jsonl` and `evaluations.jsonl` are appended to.
         interval: steps between lines of `steps.jsonl`, where they're quick.
+        check: raises where this process may not write any more.
     """
 
-    def __init__(self, folder: Path, interval: int = 10) -> None:
+    def __init__(self, folder: Path, interval: int = 10, check: Callable[[], None] = lambda: None) -> None:
         self._folder = folder
+        self._check = check
         self._interval = interval
         self._written = -math.inf
 
@@ -78,6 +80,7 @@ class MetricsFile(Observer):
 
     def _append(self, name: str, content: Mapping[str, object]) -> None:
         path = self._folder / name
+        self._check()
         with refusals_named(path), path.open("a") as file:
             file.write(json.dumps(content) + "\n")
 

@@ -93,12 +93,13 @@ def signed_digest_of(state_digest: bytes, facts: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(state_digest + text.encode()).digest()
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, epoch: int | None = None) -> Path:
     """Write a checkpoint, leaving it unpublished until `publish_checkpoint`.
 
     Args:
         folder: the run's `checkpoints/`.
         checkpoint: what to write.
+        epoch: of the writer: one that doesn't know that it's stale may still be at a draft of this step.
 
     Returns:
         The unpublished folder.
@@ -108,7 +109,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """
     if unsaved := unsavable({**checkpoint.model, **checkpoint.state}):
         raise CheckpointError(f"The checkpoint of step {checkpoint.step} can't be written. {unsaved}")
-    draft = folder / f".draft-{checkpoint.step:08d}"
+    draft = folder / f".draft-{checkpoint.step:08d}{'' if epoch is None else f'-{epoch}'}"
     try:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "state").mkdir(parents=True)
@@ -169,12 +170,14 @@ def _in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def publish_checkpoint(draft: Path, *, keep: int) -> Path:
-    """Give a written checkpoint its name, atomically, and remove all but the newest `keep`."""
-    target = draft.with_name(draft.name.replace(".draft-", "step-"))
+    """Give a written checkpoint its name, atomically; remove all but the newest `keep`, and drafts of the killed."""
+    target = draft.with_name(f"step-{draft.name.split('-')[1]}")
     shutil.rmtree(target, ignore_errors=True)
     publish(draft, target)
     for old in list_checkpoints(target.parent)[keep:]:
         shutil.rmtree(old)
+    for left in target.parent.glob(".draft-*"):
+        shutil.rmtree(left, ignore_errors=True)
     return target
 
 

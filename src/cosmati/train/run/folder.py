@@ -8,6 +8,7 @@ changes.jsonl       what each resume has changed
 checkpoints/        see checkpoints.py
 ledger/             see cosmati.ledger
 private/            the operator's key and the rows' salt: never part of what is handed on
+lock, epoch         who may write: see cosmati.storage.fence
 succeeded.json      which folder goes on with the ledger, where a deletion has made one
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,8 +28,11 @@ from cosmati.core.clock import Clock
 from cosmati.core.plan import Plan, describe
 from cosmati.errors import RunError
 from cosmati.records.artifacts import ARTIFACT
+from cosmati.records.attempts import read_attempts
+from cosmati.records.launched import NOTE_VARIABLE, LaunchedRun
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.atomic import replace_file
+from cosmati.storage.fence import LOCK, Fence
 from cosmati.storage.lock import FileLock, is_held_here
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
@@ -59,10 +64,10 @@ class RunFolder:
         RunError: another process has it open, or it can't be written.
     """
 
-    def __init__(self, path: Path, facts: RunFacts, lock: FileLock) -> None:
+    def __init__(self, path: Path, facts: RunFacts, fence: Fence) -> None:
         self.path = path
         self._facts = facts
-        self._lock = lock
+        self._fence = fence
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         # Of the model before its first step; a resumed run keeps the record's own.
         self._model_digest = facts.model_root.hex()
@@ -80,10 +85,10 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
-            lock = _locked(path / "lock")
+            fence = Fence(path, _locked(path / LOCK))
         except BlockingIOError as error:
             msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
-            if is_held_here(path / "lock"):
+            if is_held_here(path / LOCK):
                 msg = (
                     f"Another Trainer of this process has {path} open. End its `with trainer:` first; where step() was "
                     "called without one, nobody closes the run: `del` that trainer. Or give this run another folder."
@@ -92,9 +97,10 @@ class RunFolder:
         except OSError as error:
             msg = f"The run folder {path} can't be written: {error}. Give another one."
             raise RunError(msg) from error
-        folder = cls(path, facts, lock)
+        folder = cls(path, facts, fence)
         try:
             folder._resume_record()
+            folder._tell_launcher()
         except BaseException:
             folder.unlock()
             raise
@@ -108,6 +114,35 @@ class RunFolder:
                 self._started = earlier.started
                 self._model_digest = earlier.digests["model"]
 
+    def check(self) -> None:
+        """Refuse to write for a process whose place another one has taken.
+
+        Raises:
+            RunError: somebody has opened the folder since, or fenced this process off.
+        """
+        if not self._fence.holds():
+            msg = (
+                f"This process is stale: {self._fence.epoch_path} says that another one trains in {self.path} since, "
+                "as after a machine that nobody could reach. It commits nothing more; end it, and follow the other one."
+            )
+            raise RunError(msg)
+
+    @property
+    def epoch(self) -> int:
+        """How many have written here, this one included."""
+        return self._fence.number
+
+    def _tell_launcher(self) -> None:
+        if path := os.environ.get(NOTE_VARIABLE):
+            attempts = read_attempts(self.path)
+            told = LaunchedRun(
+                folder=str(self.path.absolute()),
+                attempt=attempts[-1].number + 1 if attempts else 0,
+                num_microbatches=self._facts.num_microbatches,
+                num_steps=self._facts.num_steps,
+            )
+            replace_file(Path(path), told.to_json().encode())
+
     def close(self, result: RunResult, plan: Plan) -> None:
         """Write the final record, with the promises that still hold, and unlock."""
         try:
@@ -117,10 +152,11 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Let another process have the folder."""
-        self._lock.release()
+        self._fence.release()
 
     def write(self, outcome: str, plan: Plan, clock: Clock, result: RunResult | None) -> None:
         """Write `run.json`, atomically."""
+        self.check()
         record = self._record(outcome, plan, clock, result)
         try:
             replace_file(self.path / "run.json", record.to_json().encode())
@@ -136,6 +172,7 @@ class RunFolder:
     def note(self, clock: Clock, changed: Sequence[Change]) -> None:
         """Append to `changes.jsonl` what a resume has changed."""
         if changed:
+            self.check()
             line = {"step": clock.step, "changes": [[c.name, c.was, c.now] for c in changed]}
             with (self.path / "changes.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")

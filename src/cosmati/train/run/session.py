@@ -126,7 +126,7 @@ class OpenRun:
         if self._folder is not None:
             self._folder.write("running", plan or self.facts.plan, clock, None)
             self._folder.note(clock, changed)
-            self.observers.append(MetricsFile(self._folder.path))
+            self.observers.append(MetricsFile(self._folder.path, check=self._folder.check))
         has_own = any(isinstance(one, LedgerObserver) for one in self.observers)  # a replay's, which compares
         if path is not None and self._keeps_ledger and not has_own:
             asked = asked_witnesses(path, self._config) if self._ranks.rank == 0 else None
@@ -220,10 +220,14 @@ class OpenRun:
         with ExitStack() as last_first:
             if self._folder is not None:
                 last_first.callback(self._folder.close, result, plan)
-                told = (self._folder.path, self._attempt, result.clock, result.outcome, result.reason)
-                last_first.callback(end_attempt, *told)
+                last_first.callback(self._end_attempt, result)
             for observer in reversed(self.observers):
                 last_first.callback(observer.on_end, result.clock, result.outcome)
+
+    def _end_attempt(self, result: RunResult) -> None:
+        assert self._folder is not None, "asked before"
+        self._folder.check()
+        end_attempt(self._folder.path, self._attempt, result.clock, result.outcome, result.reason)
 
     def step_begins(self, clock: Clock) -> None:
         """Tell those observers that have asked, and will be told of the step."""
@@ -272,12 +276,14 @@ class OpenRun:
         self._saved = monotonic()
         checkpoint = make()
         if self._folder is not None:
-            draft = write_checkpoint(folder, checkpoint)
+            self._folder.check()
+            draft = write_checkpoint(folder, checkpoint, self._folder.epoch)
             for observer in self.observers:
                 # The ledger signs what a resume goes by besides.
                 signs = isinstance(observer, LedgerObserver)
                 digest = checkpoint.signed_digest if signs else checkpoint.state_digest
                 observer.on_checkpoint(clock, digest, parameter_root(checkpoint.model))
+            self._folder.check()
             publish_checkpoint(draft, keep=self._config.num_checkpoints)
         self._ranks.barrier()
 

@@ -1,0 +1,376 @@
+"""What people do with jobs: launch, look, stop, resume, clone, delete. The command line says the same words.
+
+Each takes `queue`, the folder of the queue; without it that's $COSMATI_QUEUE, or `cosmati/launch` in the folder that
+XDG_STATE_HOME names (~/.local/state).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from cosmati.errors import RunError
+from cosmati.launch.engines import check_engine
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob, attempt_folder, folder_of
+from cosmati.launch.notes import log_of
+from cosmati.launch.program import in_own_folder, program_of
+from cosmati.launch.queue import JobQueue, StaleHolderError
+from cosmati.launch.states import ENDED, LaunchState
+from cosmati.launch.supervisor import is_supervised
+
+_POLL_SECONDS = 0.2
+_LOST_SECONDS = 90.0
+"""Without a supervisor, after which one is begun: its keeper has begun it anew by then, if it's there."""
+_MOST_BEGUN = 2
+_LONGEST_READ = 1 << 20
+
+
+def home_of(queue: Path | None = None) -> Path:
+    """Return the folder of the queue."""
+    if queue is not None:
+        return queue
+    if told := os.environ.get("COSMATI_QUEUE"):
+        return Path(told)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "cosmati" / "launch"
+
+
+def launch(
+    file: str,
+    *arguments: str,
+    ranks: int = 1,
+    priority: int = 0,
+    max_seconds: float | None = None,
+    retries: int = 5,
+    settings: Sequence[str] = (),
+    run_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    name: str = "",
+    engine: str = "local",
+    engine_settings: Mapping[str, str] | None = None,
+    queue: Path | None = None,
+) -> LaunchedJob:
+    """Begin a job that goes on without this process, and return it.
+
+    Args:
+        file: a script, or `FILE[:FUNCTION]` that returns a Recipe.
+        arguments: a script's.
+        ranks: processes that train it.
+        priority: higher ones start first.
+        max_seconds: of training, after which it's stopped with a checkpoint.
+        retries: failures in a row, none of which got further, before it's given up.
+        settings: a recipe's, `NAME=VALUE`.
+        run_folder: a recipe's; None is `runs/ID`.
+        environment: variables besides this process's.
+        name: the beginning of its id; empty for the file's.
+        engine: what carries it out.
+        engine_settings: the engine's own.
+        queue: the queue's folder.
+
+    Raises:
+        RunError: it can't be launched as asked; the message says why.
+    """
+    asked = asked_for(
+        file,
+        *arguments,
+        ranks=ranks,
+        priority=priority,
+        max_seconds=max_seconds,
+        retries=retries,
+        settings=settings,
+        run_folder=run_folder,
+        environment=environment,
+        name=name,
+        engine=engine,
+        engine_settings=engine_settings,
+    )
+    return begin_asked(asked, queue)
+
+
+def asked_for(
+    file: str,
+    *arguments: str,
+    ranks: int = 1,
+    priority: int = 0,
+    max_seconds: float | None = None,
+    retries: int = 5,
+    settings: Sequence[str] = (),
+    run_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    name: str = "",
+    engine: str = "local",
+    engine_settings: Mapping[str, str] | None = None,
+) -> JobRequest:
+    """Return what `launch` would put into the queue, for `begin_asked` or `dry_run`; its arguments are `launch`'s.
+
+    Raises:
+        RunError: it can't be launched as asked; the message says why.
+    """
+    if ranks < 1:
+        raise RunError(f"A job has one rank at least, and {ranks} were asked for. Give their number: --ranks 2.")
+    if retries < 0 or (max_seconds is not None and max_seconds <= 0):
+        raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
+    program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
+    name = name or Path(file.partition(":")[0]).stem
+    return JobRequest(
+        name=name,
+        program=program,
+        ranks=ranks,
+        priority=priority,
+        max_seconds=max_seconds,
+        retries=retries,
+        engine=engine,
+        settings=dict(engine_settings or {}),
+    )
+
+
+def begin_asked(asked: JobRequest, queue: Path | None = None) -> LaunchedJob:
+    """Begin a job that was asked for, and return it.
+
+    Raises:
+        RunError: no engine of this name carries anything out, or the queue can't be written.
+    """
+    check_engine(asked.engine)
+    with JobQueue(home_of(queue)) as jobs:
+        return begin_job(jobs, asked)
+
+
+def begin_job(jobs: JobQueue, asked: JobRequest) -> LaunchedJob:
+    """Put a job into the queue, and begin its supervisor.
+
+    Raises:
+        RunError: the queue can't be written.
+    """
+    job = jobs.add(asked)
+    _begin_keeper(jobs, job.id)
+    return job
+
+
+def runs(queue: Path | None = None) -> list[LaunchedJob]:
+    """Return all jobs, oldest first.
+
+    Raises:
+        RunError: the queue can't be read.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        return jobs.all()
+
+
+def set_slots(number: int, queue: Path | None = None) -> None:
+    """Let so many ranks run at once on this machine, from now on.
+
+    Raises:
+        RunError: it's fewer than one, or the queue can't be written.
+    """
+    if number < 1:
+        raise RunError(f"{number} ranks at once is none, and nothing would ever run. Give 1 or more.")
+    with JobQueue(home_of(queue)) as jobs:
+        jobs.slots = number
+
+
+def show(job_id: str, queue: Path | None = None) -> tuple[LaunchedJob, list[JobAttempt], dict[str, str]]:
+    """Return a job, its attempts, and the places that it does without, with the reasons.
+
+    Raises:
+        RunError: there's none of this id.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        return jobs.get(job_id), jobs.attempts(job_id), jobs.bad_places(job_id)
+
+
+def logs(
+    job_id: str, *, rank: int = 0, attempt: int | None = None, follow: bool = False, queue: Path | None = None
+) -> Iterator[str]:
+    """Yield what a rank has said, piece by piece.
+
+    Args:
+        job_id: of the job.
+        rank: whose words.
+        attempt: its number; None is the latest.
+        follow: go on as it says more, into later attempts too, until the job has ended.
+        queue: the queue's folder.
+
+    Raises:
+        RunError: there's no such job or attempt, or it has said nothing and isn't followed.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        number = attempt if attempt is not None else max(0, len(jobs.attempts(job_id)) - 1)
+        place = 0
+        while True:
+            has_ended = jobs.get(job_id).state in ENDED
+            latest = len(jobs.attempts(job_id)) - 1
+            path = log_of(attempt_folder(jobs.home, job_id, number), rank)
+            while piece := _piece(path, place):
+                place += len(piece)
+                yield piece.decode(errors="replace")
+            if not follow:
+                if not place:
+                    msg = f"Rank {rank} of {job_id} has said nothing in attempt {number}. Wait for it: --follow."
+                    raise RunError(msg)
+                return
+            if attempt is None and number < latest:
+                number, place = number + 1, 0
+                yield f"--- attempt {number} ---\n"
+            elif has_ended or number < latest:
+                return
+            else:
+                time.sleep(_POLL_SECONDS)
+
+
+def wait(
+    job_id: str, tell: Callable[[LaunchedJob], None] = lambda _job: None, queue: Path | None = None
+) -> LaunchedJob:
+    """Return a job when it has ended; where it has lost its supervisor, it gets another one.
+
+    Args:
+        job_id: of the job.
+        tell: is told of it, some times a second.
+        queue: the queue's folder.
+
+    Raises:
+        RunError: there's none of this id, or no supervisor stays with it.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        seen, num_begun = time.monotonic(), 0
+        while True:
+            job = jobs.get(job_id)
+            tell(job)
+            if job.state in ENDED:
+                return job
+            if is_supervised(jobs.home, job_id):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _LOST_SECONDS:
+                if num_begun == _MOST_BEGUN:
+                    log = folder_of(jobs.home, job_id) / "supervisor.log"
+                    raise RunError(
+                        f"No supervisor stays with {job_id}. See why in {log}, and then: cosmati resume {job_id}"
+                    )
+                _begin_keeper(jobs, job_id)
+                seen, num_begun = time.monotonic(), num_begun + 1
+            time.sleep(_POLL_SECONDS)
+
+
+def stop(job_id: str, queue: Path | None = None) -> None:
+    """Ask a job to end after the step in progress, with a checkpoint; `resume` goes on from there.
+
+    Raises:
+        RunError: there's none of this id, or it has ended.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        job = jobs.get(job_id)
+        if job.state in ENDED:
+            raise RunError(f"Job {job_id} is {job.state} already, so there's nothing to stop.")
+        jobs.ask_to_stop(job_id)
+        if not is_supervised(jobs.home, job_id):
+            # Its supervisor has to end what may be left of it.
+            _begin_keeper(jobs, job_id)
+
+
+def resume(job_id: str, queue: Path | None = None) -> LaunchedJob:
+    """Go on with a job that was stopped, has failed, or has lost its supervisor; return it.
+
+    Raises:
+        RunError: there's none of this id, it's completed, or it goes on already.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        job = jobs.get(job_id)
+        if job.state is LaunchState.COMPLETED:
+            raise RunError(
+                f"Job {job_id} is completed: nothing is left to do. Begin another like it: cosmati clone {job_id}"
+            )
+        if is_supervised(jobs.home, job_id):
+            if job.state in ENDED:
+                _wait_for_supervisor(jobs, job_id)
+            else:
+                raise RunError(f"Job {job_id} is {job.state}. Follow it: cosmati logs {job_id} --follow")
+        if job.state in ENDED:
+            jobs.resume(job_id, job.state)
+        _begin_keeper(jobs, job_id)
+        return jobs.get(job_id)
+
+
+def resume_lost(queue: Path | None = None) -> list[LaunchedJob]:
+    """Go on with all jobs that haven't ended and have no supervisor, as after the machine was started anew.
+
+    Raises:
+        RunError: the queue can't be used.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        lost = [job for job in jobs.all() if job.state not in ENDED and not is_supervised(jobs.home, job.id)]
+        for job in lost:
+            _begin_keeper(jobs, job.id)
+        return lost
+
+
+def clone(job_id: str, queue: Path | None = None, **changes: object) -> LaunchedJob:
+    """Begin a new job that is asked for as another one was; return it.
+
+    A recipe's run gets a folder of its own, beside the other's. A script says itself where it trains: one that names
+    the same folder goes on with the other's run.
+
+    Args:
+        job_id: of the other one.
+        queue: the queue's folder.
+        changes: fields of `JobRequest`.
+
+    Raises:
+        RunError: there's none of this id.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        asked = jobs.get(job_id).request
+        own = dataclasses.replace(asked, program=in_own_folder(asked.program))
+        return begin_job(jobs, dataclasses.replace(own, **changes))  # type: ignore[arg-type]
+
+
+def delete(job_id: str, queue: Path | None = None) -> None:
+    """Take a job that has ended out of the queue, with its logs; its run stays, with checkpoints and ledger.
+
+    Raises:
+        RunError: there's none of this id, or it hasn't ended.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        job = jobs.get(job_id)
+        try:
+            jobs.delete(job_id)
+        except StaleHolderError as error:
+            raise RunError(f"Job {job_id} is {job.state}. Stop it first: cosmati stop {job_id}") from error
+        shutil.rmtree(folder_of(jobs.home, job_id), ignore_errors=True)
+
+
+def _wait_for_supervisor(jobs: JobQueue, job_id: str) -> None:
+    until = time.monotonic() + 30.0
+    while is_supervised(jobs.home, job_id) and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+
+
+def _begin_keeper(jobs: JobQueue, job_id: str) -> None:
+    folder = folder_of(jobs.home, job_id)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "supervisor.log").open("ab") as log:
+            # A session of its own: it goes on when the terminal is closed, and Ctrl-C isn't for it.
+            subprocess.Popen(  # noqa: S603  (our own module)
+                [sys.executable, "-m", "cosmati.launch.keeper", str(jobs.home), job_id],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError as error:
+        msg = f"The supervisor of {job_id} can't be begun: {error}. See to that, and go on: cosmati resume {job_id}"
+        raise RunError(msg) from error
+
+
+def _piece(path: Path, place: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(place)
+            return file.read(_LONGEST_READ)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,36 @@
+"""Keeps a job's supervisor: begins it anew where it was killed. `python -m cosmati.launch.keeper QUEUE JOB`.
+
+It has the environment that the launcher was called in, loads next to nothing, and ends with the job. Where it's killed
+itself the supervisor goes on; where both are, `cosmati resume` begins them again.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+_PAUSE_SECONDS = 1.0
+_MAX_PAUSE_SECONDS = 60.0
+_LASTED_SECONDS = 600.0
+
+
+def keep(home: str, job_id: str) -> int:
+    """Run a job's supervisor until it ends by itself, and return its exit status."""
+    for name in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
+    pause = _PAUSE_SECONDS
+    while True:
+        began = time.monotonic()
+        command = [sys.executable, "-m", "cosmati.launch.serve", home, job_id]
+        status = subprocess.call(command)  # noqa: S603  (our own module)
+        if status >= 0:
+            return status
+        print(f"The supervisor was ended by {signal.Signals(-status).name}; it's begun anew.", flush=True)  # noqa: T201
+        pause = _PAUSE_SECONDS if time.monotonic() - began > _LASTED_SECONDS else min(2 * pause, _MAX_PAUSE_SECONDS)
+        time.sleep(pause)
+
+
+if __name__ == "__main__":
+    sys.exit(keep(*sys.argv[1:3]))

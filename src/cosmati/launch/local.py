@@ -1,0 +1,177 @@
+"""Processes of this machine: the supervisor's own children, through torchelastic's agents."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it isn't named among what's exported
+
+from cosmati.errors import RunError
+from cosmati.launch.agent import run_agent
+from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
+from cosmati.launch.guard import send
+from cosmati.launch.notes import ends_in, log_of, processes_in
+
+_END_SECONDS = 10.0
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+class LocalEngine:
+    """Carries attempts out on this machine. Its processes end when the one that begins them does.
+
+    A handle is the attempt's folder. Settings: `agents`, over which the ranks are spread (1), as hosts would have them.
+    """
+
+    name = "local"
+    poll_seconds = 0.1
+
+    def __init__(self) -> None:
+        self._running: dict[str, _LocalAttempt] = {}
+
+    def submit(self, request: AttemptRequest) -> str:
+        """Begin an attempt.
+
+        Raises:
+            RunError: the machine refuses.
+        """
+        request.folder.mkdir(parents=True, exist_ok=True)
+        handle = str(request.folder)
+        try:
+            self._running[handle] = _LocalAttempt(request)
+        except (OSError, RuntimeError) as error:
+            msg = f"The ranks of {request.job} can't be begun: {error}. See what the machine lacks, and resume the job."
+            raise RunError(msg) from error
+        return handle
+
+    def poll(self, handle: str) -> AttemptStanding:
+        """Return how an attempt stands."""
+        attempt = self._running.get(handle)
+        if attempt is None:
+            return AttemptStanding(phase=AttemptPhase.ENDED, reason="nothing of it runs any more")
+        return attempt.standing()
+
+    def ask_to_stop(self, handle: str) -> None:
+        """Let the first rank stop after its step, which stops them all."""
+        marks = list(processes_in(Path(handle), "rank"))
+        if not marks:
+            self.cancel(handle)  # nothing was begun that could be lost
+        for mark in marks[:1]:
+            send(mark, signal.SIGTERM)
+
+    def dump_stacks(self, handle: str) -> None:
+        """Let every rank write its stacks."""
+        for mark in processes_in(Path(handle), "rank"):
+            send(mark, signal.SIGUSR1)
+
+    def cancel(self, handle: str) -> None:
+        """Kill all processes of an attempt, also one that an earlier supervisor has begun; wait until they're gone.
+
+        Raises:
+            RunError: the kernel doesn't let one go, as where a disk hangs.
+        """
+        if attempt := self._running.pop(handle, None):
+            attempt.kill()
+        until = time.monotonic() + _END_SECONDS
+        marks = [mark for kind in ("agent", "rank") for mark in processes_in(Path(handle), kind)]
+        while left := [mark for mark in marks if send(mark, signal.SIGKILL)]:
+            if time.monotonic() > until:
+                msg = f"Process {left[0].partition(':')[0]} doesn't end, though killed: a disk or a device hangs."
+                raise RunError(msg)
+            time.sleep(0.01)
+
+    def logs(self, handle: str) -> Sequence[Path]:
+        """Return the logs of an attempt's ranks."""
+        number = len(list(Path(handle).glob("rank-*.log")))
+        return [log_of(Path(handle), rank) for rank in range(number)]
+
+
+class _LocalAttempt:
+    """The agents of one attempt, and the store where they meet."""
+
+    def __init__(self, request: AttemptRequest) -> None:
+        self._folder = request.folder
+        places = places_of(request.ranks, request.bad)
+        num_nodes = int(request.settings.get("agents", "1"))
+        num_nodes = max(n for n in range(1, num_nodes + 1) if request.ranks % n == 0)
+        each = request.ranks // num_nodes
+        run_id = f"{request.job}-{request.number}"
+        self._agents: list[tuple[ForkProcess, Connection]] = []
+        # Before there's a store, whose thread forks would do without.
+        for node in range(num_nodes):
+            own, theirs = multiprocessing.Pipe()
+            given = (places[node * each : (node + 1) * each], run_id, str(request.folder), request.program.command)
+            process = _CONTEXT.Process(target=_begin_agent, args=(theirs, os.getpid(), node, num_nodes, request, given))
+            process.start()
+            theirs.close()
+            self._agents.append((process, own))
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        for _, connection in self._agents:
+            connection.send(self._store.port)
+
+    def standing(self) -> AttemptStanding:
+        """Return how it stands: one agent that ends badly ends it."""
+        statuses = [process.exitcode for process, _ in self._agents]
+        if any(statuses):
+            return self._failure()
+        if None not in statuses:
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=0)
+        return AttemptStanding(phase=AttemptPhase.RUNNING)
+
+    def kill(self) -> None:
+        """Kill the agents, and their ranks with them."""
+        for process, _ in self._agents:
+            process.kill()
+        for process, connection in self._agents:
+            process.join()
+            connection.close()
+
+    def _failure(self) -> AttemptStanding:
+        told: list[tuple[str, int]] = []
+        for process, connection in self._agents:
+            if process.exitcode and process.exitcode < 0:
+                reason = f"an agent was ended by {signal.Signals(-process.exitcode).name}"
+                return AttemptStanding(phase=AttemptPhase.ENDED, status=process.exitcode, reason=reason)
+            if process.exitcode and not connection.closed and connection.poll():
+                told.append(connection.recv())
+        place, status = next(((place, status) for place, status in told if status < 0), (told or [("", 1)])[0])
+        if status < 0:
+            reason = f"the rank at {place} was ended by {signal.Signals(-status).name}"
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=place)
+        ends = list(ends_in(self._folder).values())
+        first = min(ends, key=lambda end: end.lost_others, default=None)
+        if first is None:
+            return AttemptStanding(
+                phase=AttemptPhase.ENDED, status=status, reason="an agent failed before its ranks began"
+            )
+        if first.lost_others:
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=f"a rank was lost: {first.error}")
+        return AttemptStanding(
+            phase=AttemptPhase.ENDED, status=first.status, reason=first.error, place=first.place, own_fault=True
+        )
+
+
+def places_of(ranks: int, bad: Sequence[str]) -> list[str]:
+    """Return the places of so many ranks on this machine: the first ones that aren't bad."""
+    host = socket.gethostname()
+    names = (f"{host}/{number}" for number in range(ranks + len(bad)))
+    return [name for name in names if name not in bad][:ranks]
+
+
+def _begin_agent(
+    connection: Connection, parent: int, node: int, num_nodes: int, request: AttemptRequest, given: tuple[object, ...]
+) -> None:
+    os.chdir(request.program.folder)
+    os.environ.update(request.program.environment)
+    log = os.open(request.folder / f"agent-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    run_agent(connection, parent, node, num_nodes, *given)  # type: ignore[arg-type]

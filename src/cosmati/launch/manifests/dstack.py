@@ -1,0 +1,44 @@
+"""dstack: a task of several nodes, which is begun again where a node is lost or taken away.
+
+Fields: dstack's YAML of tasks, 0.22.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cosmati.launch.manifests.container import PORT, ContainerJob
+
+OWN = ("spot",)
+
+
+def documents(job: ContainerJob) -> list[dict[str, Any]]:
+    """Return the task, as a plain mapping. `dstack apply -f FILE` runs it."""
+    script = job.script(
+        index="$DSTACK_NODE_RANK",
+        endpoint=f"$DSTACK_MASTER_NODE_IP:{PORT}",
+        run_id="$DSTACK_RUN_NAME",
+        place="$HOSTNAME",
+    )
+    resources: dict[str, Any] = {}
+    if job.cpus:
+        resources["cpu"] = f"{job.cpus}.."
+    if job.memory:
+        resources["memory"] = f"{job.memory}GB.."
+    if job.gpus:
+        resources["gpu"] = f"{job.accelerator}:{job.gpus}" if job.accelerator else job.gpus
+    task: dict[str, Any] = {
+        "type": "task",
+        "name": job.name,
+        "image": job.image,
+        "nodes": job.num_nodes,
+        "env": dict(sorted(job.environment.items())),
+        "commands": [script],
+        "volumes": [f"{job.volume}:{job.mount}"],
+        # dstack counts no retries, and takes the time that they may last.
+        "retry": {"on_events": ["no-capacity", "interruption", "error"], "duration": "1d"},
+        "max_duration": "off" if job.max_seconds is None else f"{round(job.max_seconds)}s",
+    }
+    if "spot" in job.own:
+        task["spot_policy"] = "spot" if job.own["spot"] == "true" else "on-demand"
+    return [{**task, **({"resources": resources} if resources else {})}]

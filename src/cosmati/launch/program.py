@@ -1,0 +1,94 @@
+"""What is launched: a script, or a recipe that `cosmati train` trains."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cosmati.errors import RunError
+from cosmati.launch.engine import RankProgram
+
+JOB = "{job}"
+"""In an argument: the job's id."""
+_FOLDER = "--run-folder"
+
+
+def program_of(
+    file: str,
+    arguments: Sequence[str] = (),
+    *,
+    settings: Sequence[str] = (),
+    run_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> RankProgram:
+    """Return what every rank is to run; the file is read, and not run.
+
+    Args:
+        file: a script, or `FILE[:FUNCTION]` with a function that returns a Recipe (`recipe` where none is named).
+        arguments: a script's.
+        settings: a recipe's, `NAME=VALUE`.
+        run_folder: a recipe's; None is `runs/ID`.
+        environment: what is set besides this process's environment.
+
+    Raises:
+        RunError: there's no such file, or it's a script that is given a recipe's settings, or the other way round.
+    """
+    path, colon, function = file.partition(":")
+    is_recipe = _defines(Path(path), function or "recipe")
+    if colon and not is_recipe:
+        raise RunError(f"{path} has no function {function!r} that returns a recipe. Name one of its own: {path}:NAME.")
+    if is_recipe and arguments:
+        told = " ".join(arguments)
+        msg = f"{path} is a recipe, and takes no arguments ({told}). Change its settings: --set NAME=VALUE."
+        raise RunError(msg)
+    if not is_recipe and (settings or run_folder is not None):
+        told = "--set" if settings else "--run-folder"
+        msg = (
+            f"{path} is a script (it has no function recipe()), and {told} is for recipes. Give a script arguments of "
+            f"its own after --, and a run folder by its RunConfig."
+        )
+        raise RunError(msg)
+    folder = Path.cwd()
+    if not is_recipe:
+        command = (str(Path(path).absolute()), *arguments)
+    else:
+        more = [word for setting in settings for word in ("--set", setting)]
+        where = (folder / "runs" / JOB if run_folder is None else run_folder).absolute()
+        command = ("-m", "cosmati", "train", f"{Path(path).absolute()}{colon}{function}", _FOLDER, str(where), *more)
+    return RankProgram(command=command, folder=folder, python=Path(sys.executable), environment=dict(environment or {}))
+
+
+def of_job(program: RankProgram, job_id: str) -> RankProgram:
+    """Return a job's program: `{job}` in its arguments is the job's id."""
+    return dataclasses.replace(program, command=tuple(word.replace(JOB, job_id) for word in program.command))
+
+
+def in_own_folder(program: RankProgram) -> RankProgram:
+    """Return a recipe's program with a run folder of the job's own, beside the one that it was given."""
+    if _FOLDER not in program.command:
+        return program
+    place = program.command.index(_FOLDER) + 1
+    own = str(Path(program.command[place]).parent / JOB)
+    return dataclasses.replace(program, command=(*program.command[:place], own, *program.command[place + 1 :]))
+
+
+def _defines(path: Path, function: str) -> bool:
+    """Return whether a file defines a function, or imports something of that name."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}. Give a script or a recipe's file.") from error
+    except (SyntaxError, ValueError) as error:
+        raise RunError(f"{path} is no Python that could be run: {error}. Mend it, and launch it again.") from error
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {one.asname or one.name for one in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+    return function in names

@@ -1,0 +1,117 @@
+"""One rank: runs the job's program as `python` would, ends with its agent, and says how it has ended.
+
+An engine's agent calls `run_program` in a process of its own, or runs this module: `python -m cosmati.launch.worker
+FOLDER COMMAND...`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from cosmati.launch.guard import die_with_parent
+from cosmati.launch.notes import BadEnd, log_of, note_end, note_process, stacks_of
+from cosmati.records.launched import NOTE_VARIABLE
+
+PLACE_VARIABLE = "COSMATI_PLACE"
+_LOST_OTHERS = ("gloo", "nccl", "connection", "store", "socket", "timeout", "timed out", "peer")
+"""Words of errors that a rank has because another one has ended. Gloo's are plain RuntimeErrors."""
+
+
+_LOST_SECONDS = 0.5
+_LAST_BYTES = 4096
+
+
+def run_program(folder: str, command: Sequence[str], parent: int) -> None:
+    """Run a program as this process's rank; return where it ends well, else end the process with its status.
+
+    Args:
+        folder: of the attempt.
+        command: what comes after `python` on a command line.
+        parent: the process that has begun this one.
+    """
+    die_with_parent(parent)
+    rank, place = int(os.environ["RANK"]), os.environ.get(PLACE_VARIABLE, "")
+    os.environ[NOTE_VARIABLE] = str(Path(folder) / "run")
+    _speak_into(log_of(Path(folder), rank))
+    stacks = stacks_of(Path(folder), rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    note_process(Path(folder), f"rank-{rank}")
+    status, error, lost_others = 0, "", False
+    try:
+        _run_as_python_does(command)
+    except SystemExit as end:
+        status, error = _status_of(end, log_of(Path(folder), rank))
+    except BaseException as raised:  # noqa: BLE001  (told, and the process ends)
+        traceback.print_exc()
+        error = f"{type(raised).__name__}: {raised}".partition("\n")[0]
+        status, lost_others = 1, _is_of_others(raised)
+    # Whoever asks a rank to stop that has just ended has what he wants.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    atexit._run_exitfuncs()  # noqa: SLF001  (a forked process runs none by itself before Python 3.13)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        if lost_others:
+            # The agent tells of the first rank that it sees ended: let it see the one that was lost.
+            time.sleep(_LOST_SECONDS)
+        note_end(Path(folder), rank, BadEnd(status=status, error=error, lost_others=lost_others, place=place))
+        os._exit(status)
+
+
+def _speak_into(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = os.fdopen(1, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _run_as_python_does(command: Sequence[str]) -> None:
+    from cosmati.core.rng import seed_by_chance
+
+    # What the process was forked from has registered is that process's.
+    atexit._clear()  # noqa: SLF001
+    seed_by_chance()
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(command)
+        sys.path.insert(0, str(Path(command[0]).absolute().parent))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
+    """Return a program's exit status, and why it isn't 0: what it has said last."""
+    if end.code is None or isinstance(end.code, int):
+        sys.stderr.flush()
+        said = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace").split("\n")
+        last = [line for line in said if line.strip()][-1:]
+        return end.code or 0, last[0] if last and end.code else f"exit status {end.code}"
+    sys.stderr.write(f"{end.code}\n")
+    return 1, str(end.code).partition("\n")[0]
+
+
+def _is_of_others(error: BaseException) -> bool:
+    from torch.distributed import DistError
+
+    told = str(error).lower()
+    known = isinstance(error, DistError | ConnectionError | TimeoutError)
+    return known or (isinstance(error, RuntimeError) and any(word in told for word in _LOST_OTHERS))
+
+
+if __name__ == "__main__":
+    run_program(sys.argv[1], sys.argv[2:], os.getppid())

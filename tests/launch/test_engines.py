@@ -1,0 +1,118 @@
+"""Engines by name, dry runs on the command line, and what Slurm says of a job, read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cosmati.cli.main import app
+from cosmati.errors import RunError
+from cosmati.launch.agents import fence_off_earlier
+from cosmati.launch.engine import AttemptPhase, AttemptRequest
+from cosmati.launch.engines import check_engine
+from cosmati.launch.slurm import render, standing_of
+from cosmati.records.launched import LaunchedRun
+from tests.launch.test_manifests import request_of
+
+SCRIPT = "print('trained')\n"
+
+
+def _dry(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text(SCRIPT)
+    done = CliRunner().invoke(app, ["launch", "train.py", "--ranks", "4", "--dry-run", *options])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]  # nothing is begun or written
+    return done.stdout
+
+
+def test_a_dry_run_of_slurm_is_a_batch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _dry(tmp_path, monkeypatch, "--on", "slurm", "--with", "nodes=2", "--with", "partition=gpu")
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert {"#SBATCH --nodes=2-2", "#SBATCH --partition=gpu", "#SBATCH --requeue"} <= {*text.splitlines()}
+
+
+def test_a_dry_run_of_kubernetes_is_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _dry(tmp_path, monkeypatch, "--on", "kubernetes", "--with", "image=a/b:1", "--with", "volume=runs")
+    assert [one["kind"] for one in yaml.safe_load_all(text)] == ["Service", "Job"]
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "skypilot", "dstack"])
+def test_what_is_rendered_only_is_not_begun(engine: str) -> None:
+    with pytest.raises(RunError, match=f"--on {engine} --dry-run"):
+        check_engine(engine)
+
+
+def test_an_engine_that_is_none_is_refused() -> None:
+    with pytest.raises(RunError, match="There are local, slurm, kubernetes, skypilot, dstack"):
+        check_engine("nomad")
+
+
+def _slurm(**settings: str) -> AttemptRequest:
+    asked = request_of(4, **settings)
+    kept = {name: value for name, value in asked.settings.items() if name not in ("image", "volume")}
+    return AttemptRequest(
+        job="gpt",
+        number=2,
+        program=asked.program,
+        ranks=4,
+        folder=Path("/shared/it's here"),
+        bad=("n3/1", "n3", "n5"),
+        max_seconds=90.0,
+        settings=kept,
+    )
+
+
+def test_a_batch_script_holds_what_was_asked_for() -> None:
+    text = render(_slurm(nodes="1-2", requeues="4", restarts="1", mem="8G"))
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    told = {"job-name=cosmati-gpt-2", "nodes=1-2", "time=3", "exclude=n3,n5", "mem=8G", "cpus-per-task=2"}
+    assert {f"#SBATCH --{one}" for one in told} <= {*text.splitlines()}
+    assert '#SBATCH --output="/shared/it\'s here/job.log"' in text
+    assert "for nodes in 2 1; do" in text
+    assert '[ "$restarts" -gt 4 ]' in text
+    assert "--max-restarts=1" in text
+    assert "--nproc-per-node=2" in text
+
+
+@pytest.mark.parametrize("wrong", [{"colour": "red"}, {"nodes": "3"}, {"mem": '8"G'}, {"mem": "8G\n#SBATCH --uid=0"}])
+def test_a_batch_script_of_nonsense_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(RunError):
+        render(_slurm(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("said", "phase", "status"),
+    [
+        ("JobId=1 JobState=PENDING Reason=BeginTime Restarts=2 ExitCode=0:0", AttemptPhase.WAITING, None),
+        ("JobId=1 JobState=CONFIGURING Reason=None Restarts=0", AttemptPhase.WAITING, None),
+        ("JobId=1 JobState=RUNNING Reason=None NodeList=n[0-1]", AttemptPhase.RUNNING, None),
+        ("JobId=1 JobState=COMPLETING NodeList=n0", AttemptPhase.RUNNING, None),
+        ("JobId=1 JobState=COMPLETED ExitCode=0:0", AttemptPhase.ENDED, 0),
+        ("JobId=1 JobState=FAILED ExitCode=3:0", AttemptPhase.ENDED, 3),
+        ("JobId=1 JobState=CANCELLED ExitCode=0:15", AttemptPhase.ENDED, -15),
+        ("JobId=1 JobState=TIMEOUT ExitCode=0:0", AttemptPhase.ENDED, 1),
+        ("JobId=1 JobState=NODE_FAIL ExitCode=1:0", AttemptPhase.ENDED, 1),
+    ],
+)
+def test_what_slurm_says_is_read(said: str, phase: AttemptPhase, status: int | None) -> None:
+    standing = standing_of(said)
+    assert (standing.phase, standing.status) == (phase, status)
+    assert ("requeued 2 times" in standing.reason) is ("Restarts=2" in said)
+    assert bool(standing.reason) is (status != 0)
+
+
+def test_who_trained_before_a_requeue_is_fenced_off(tmp_path: Path) -> None:
+    run, attempt = tmp_path / "run", tmp_path / "attempt"
+    (run / "ledger").mkdir(parents=True)
+    attempt.mkdir()
+    fence_off_earlier(attempt)  # nobody has begun
+    assert not (run / "epoch").exists()
+    note = LaunchedRun(folder=str(run), attempt=0, num_microbatches=4, num_steps=None)
+    (attempt / "run").write_text(note.to_json())
+    fence_off_earlier(attempt)
+    assert [(path / "epoch").read_text().split()[0] for path in (run, run / "ledger")] == ["1", "1"]
