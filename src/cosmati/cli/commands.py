@@ -46,7 +46,7 @@ _HOMES = dict.fromkeys(("show", "logs", "stop", "resume", "clone", "delete"), "r
 
 def load_command(name: str) -> Any:  # noqa: ANN401  (a class that typer keeps private)
     """Return a command, or a group of them, from its module."""
-    module = importlib.import_module(f"cosmati.cli.{name}")
+    module = importlib.import_module(f"cosmati.cli.{_HOMES.get(name, name)}")
     if name in vars(module):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(name)(getattr(module, name))
