@@ -207,7 +207,7 @@ def test_the_button_verifies_again_and_no_other_site_may_press_it(served: Served
 
 def test_a_check_that_takes_long_is_waited_for_by_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     real, may_end = checks.read_run, threading.Event()
-    monkeypatch.setattr(checks, "read_run", lambda folder: (may_end.wait(60), real(folder))[1])
+    monkeypatch.setattr(checks, "read_run", lambda folder, **_: (may_end.wait(60), real(folder))[1])
     asked, folder = LedgerChecks(), Path(served.index.root) / "governed"
     found, going = asked.ask(folder)
     assert found is None
@@ -218,7 +218,7 @@ def test_a_check_that_takes_long_is_waited_for_by_nobody(served: Served, monkeyp
     assert found is not None
     assert found.view is not None
     assert going is None
-    monkeypatch.setattr(checks, "read_run", lambda _: 1 / 0)
+    monkeypatch.setattr(checks, "read_run", lambda *_, **__: 1 / 0)
     found, _ = asked.ask(folder, wait=30, anew=True)
     assert found is not None
     assert "ZeroDivisionError" in found.problem
