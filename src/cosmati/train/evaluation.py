@@ -240,7 +240,9 @@ def evaluate(
         rows.get(index, [0.0] * width)
         for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
     ]
-    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)).cpu()
+    own = torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)
+    by_rank = ranks.gather_by_rank(own).view(ranks.world, *own.shape)
+    table = by_rank.transpose(0, 1).reshape(ranks.world * len(padded), width).cpu()
     values = {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
         for i, name in enumerate(means)

@@ -7,7 +7,6 @@ This is the road of every run with several microbatches, ranks, routes or passes
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -178,7 +177,7 @@ class StepPasses:
         norms, sketches, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
-        alone = unmet(a.ranks.world, [route.offered for route in step.routes])
+        alone = unmet(a.ranks, [route.offered for route in step.routes])
         opened = a.layout.step(admitted, learns, measure=due.norms, sketch=due.sketch)
         with opened as sums, self.watch.around(), self._profile.reading(is_on=due.entropy):
             for batch, position in zip(step.batches, step.positions, strict=True):
@@ -234,13 +233,13 @@ class StepPasses:
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
         """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
-        number, world = step.positions[0].clock.step, self._a.ranks.world
+        number, ranks = step.positions[0].clock.step, self._a.ranks
         mixed = [m for m, r in enumerate(step.routes) if r.offered and r.tokens is not None and r.tokens.mixed]
         if not mixed or not self.watch.is_on or self._looked_at == number:
             return frozenset()
         self._looked_at = number
-        slots = Counter(m // world for m in mixed)
-        return frozenset(m for m in mixed if m // world == max(slots, key=slots.__getitem__))
+        slots = [[m for m in slot if m in mixed] for slot in ranks.slots(len(step.routes))]
+        return frozenset(max(slots, key=lambda slot: len(slot)))
 
     def _microbatch(
         self,
@@ -266,7 +265,7 @@ class StepPasses:
             objective, loss, weight = _objective(result, scale)
             around.look(objective)
             with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
-                slot.backward(objective)
+                slot.backward(objective, is_final=masks is None)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
         present = batch.present
         num_rows = float(batch.num_rows if present is None else int(present.sum()))

@@ -95,7 +95,7 @@ def prepare(given: Ingredients) -> Prepared:
     refuse_misgiven(given)
     config, ranks = given.config, Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
-    ranks.mine(num_microbatches)
+    ranks.share_out(num_microbatches)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)

@@ -64,6 +64,7 @@ class Sharded:
                 module.set_force_sum_reduction_for_comms(True)
         named = dict(model.named_parameters())
         self.parameters = [Parameter(i, n, regions.region_of[n], p) for i, (n, p) in enumerate(named.items())]
+        ranks.share_out(num_microbatches, is_strided=True)  # FSDP2 reduces each microbatch at once.
         self.mine = ranks.mine(num_microbatches)
         self.num_regions = len(regions.names)
         self.ranks = ranks
@@ -232,5 +233,5 @@ class ShardedSlot:
                 ]
                 self.norms = [torch.linalg.vector_norm(torch.stack(n)).double() if n else nothing for n in regions]
 
-    def backward(self, objective: Tensor) -> None:
+    def backward(self, objective: Tensor, *, is_final: bool = True) -> None:
         objective.backward()

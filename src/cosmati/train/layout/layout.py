@@ -56,8 +56,13 @@ class Slot(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def backward(self, objective: Tensor) -> None:
-        """Differentiate the microbatch's objective (a scalar) for what may learn from it. At most once."""
+    def backward(self, objective: Tensor, *, is_final: bool = True) -> None:
+        """Differentiate the microbatch's objective for what may learn from it. At most once, where that ends well.
+
+        Args:
+            objective: scalar.
+            is_final: where it doesn't, it isn't tried anew: what has arrived may leave for other ranks.
+        """
         ...
 
 
