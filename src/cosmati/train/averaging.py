@@ -25,7 +25,9 @@ def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Positi
     found: dict[str, Tensor] = {}
     for scheduled in assembly.optimizers:
         if isinstance(scheduled.optimizer, GroupedOptimizer):
-            found |= {names[id(p)]: value for p, value in scheduled.optimizer.evaluation_weights().items()}
+            own = scheduled.optimizer.evaluation_weights()
+            whole = assembly.layout.whole_state({f"{names[id(p)]}/average": value for p, value in own.items()})
+            found |= {name.removesuffix("/average"): value for name, value in whole.items()}
     return found or None
 
 

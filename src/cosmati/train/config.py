@@ -17,6 +17,7 @@ from cosmati.ledger.witness_http import witness_and_url
 from cosmati.provenance.artifact import Artifact, distinct
 
 Precision = Literal["float32", "bfloat16"]
+Shards = Literal["replicated", "optimizer", "full"]
 
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
@@ -62,6 +63,8 @@ class RunConfig(NamedSettings):
         num_microbatches: V, a power of two; None takes 1, or 8 for an elastic or governed run.
         elastic: be able to run on any number of ranks up to V.
         max_ranks: raise V to at least this.
+        sharding: what ranks share out, which changes no bit: `replicated` is nothing, `optimizer` its state (ZeRO-1):
+            each rank steps its own part of the parameters. A run may go on under another one, on other ranks.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
         compile_blocks: compile each block of every `nn.ModuleList` or `nn.Sequential` by itself.
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
@@ -133,6 +136,7 @@ class RunConfig(NamedSettings):
     num_microbatches: int | None = None
     elastic: bool = False
     max_ranks: int = 1
+    sharding: Shards = "replicated"
     precision: Precision = "float32"
     compile_blocks: bool = False
     num_threads: int | None = None
@@ -180,6 +184,10 @@ class RunConfig(NamedSettings):
             found = [name for name, others in _PRECISIONS.items() if str(self.precision) in others]
             here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
             msg = f"Precision {self.precision!r} is not known. {here}."
+            raise PlanError(msg)
+        if self.sharding not in ("replicated", "optimizer"):
+            told = "isn't there yet" if self.sharding == "full" else "is not known"
+            msg = f"RunConfig.sharding = {self.sharding!r} {told}. Use 'replicated' or 'optimizer'."
             raise PlanError(msg)
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."

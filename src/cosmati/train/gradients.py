@@ -152,7 +152,7 @@ class StepPasses:
         for method in self._again:
             with torch.no_grad():
                 root = gradients.root
-                offsets = method.perturbation(weights.only(root.names), root, step.positions[0])
+                offsets = method.perturbation(root.alike(weights.only(root.names)), root, step.positions[0])
             if offsets is not None and given is not None:
                 self._tell("again")
                 reader = f"The second pass of step {step.positions[0].clock.step}, for {type(method).__name__},"
@@ -239,7 +239,8 @@ class StepPasses:
             return frozenset()
         self._looked_at = number
         slots = [[m for m in slot if m in mixed] for slot in ranks.slots(len(step.routes))]
-        return frozenset(max(slots, key=lambda slot: len(slot)))
+        busiest: list[int] = max(slots, key=len)
+        return frozenset(busiest)
 
     def _microbatch(
         self,

@@ -275,8 +275,8 @@ class Lifecycle(KnownNames):
             DivergenceError: one isn't finite, and began so.
         """
         if self._continuity is not None:
-            kept = self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
-            self.finite.publish({**dict(self.assembly.layout.save()), **kept}, self._continuity.never_finite)
+            a, kept = self.assembly, self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
+            self.finite.publish({**dict(a.layout.save()), **kept}, self._continuity.never_finite, (), a.ranks.agree)
 
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")

@@ -22,6 +22,7 @@ from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
+from cosmati.optim.piecewise import demands_of
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.artifact import Artifact
@@ -45,6 +46,7 @@ from cosmati.train.given_policy import compile_given, offered
 from cosmati.train.image_sizes import ask_for_sizes, input_kind_of
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.isolation import denied_pairs, isolated_pairs
+from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
@@ -105,7 +107,7 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
-    layout, statistics = Whole(model, regions, ranks, num_microbatches), BatchNormStatistics(model)
+    layout, statistics = _layout(config, model, regions, ranks), BatchNormStatistics(model)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
@@ -118,8 +120,7 @@ def prepare(given: Ingredients) -> Prepared:
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
-    if config.compile_blocks:
-        compile_blocks(model)
+    _settle(model, layout, scheduled, config)
     assembly = Assembly(
         model=model,
         layout=layout,
@@ -141,6 +142,28 @@ def prepare(given: Ingredients) -> Prepared:
     digest, text, vouched = digests_of(given.data)
     watch = watch_of(given, vouched, artifacts, assembly)
     return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
+
+
+def _layout(config: RunConfig, model: nn.Module, regions: Regions, ranks: Ranks) -> Whole:
+    num_microbatches = ranks.run * ranks.world
+    is_sharded = config.sharding == "optimizer" and ranks.is_parallel
+    return (OptimizerSharded if is_sharded else Whole)(model, regions, ranks, num_microbatches)
+
+
+def _settle(model: nn.Module, layout: Whole, scheduled: Sequence[ScheduledOptimizer], config: RunConfig) -> None:
+    """Do what the plan needn't see: compile blocks, and give optimizers pieces where they're shared out over ranks.
+
+    Raises:
+        PlanError: an optimizer can't be shared out; on one rank it isn't, and is refused too.
+    """
+    if config.compile_blocks:
+        compile_blocks(model)
+    optimizers = [one.optimizer for one in scheduled]
+    if isinstance(layout, OptimizerSharded):
+        layout.rehome(optimizers)
+    elif config.sharding == "optimizer":
+        for optimizer in optimizers:
+            demands_of(optimizer)
 
 
 def _facts(

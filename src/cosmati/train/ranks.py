@@ -146,11 +146,7 @@ class Ranks:
         """Return the names that not every rank has, or has with another digest."""
         if not self.is_parallel:
             return []
-        own = json.dumps({name: digest.hex() for name, digest in digests.items()}).encode()
-        longest = int(self.gather_by_rank(torch.tensor([len(own)], device=_device())).max())
-        # JSON may end in blanks.
-        everyone = self.gather_by_rank(torch.tensor([list(own.ljust(longest))], dtype=torch.uint8, device=_device()))
-        told = [json.loads(bytes(row)) for row in everyone.tolist()]
+        told = self.told_by_all({name: digest.hex() for name, digest in digests.items()})
         return [name for name in sorted({*chain(*told)}) if len({one.get(name) for one in told}) > 1]
 
     def refuse_unlike(self, step: int, *given: object) -> None:
@@ -205,6 +201,16 @@ class Ranks:
             "rows."
         )
         raise DataError(msg)
+
+    def told_by_all(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what each rank has to tell, in JSON."""
+        if not self.is_parallel:
+            return [dict(own)]
+        text = json.dumps(own).encode()
+        longest = int(self.gather_by_rank(torch.tensor([len(text)], device=_device())).max())
+        # JSON may end in blanks.
+        everyone = self.gather_by_rank(torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=_device()))
+        return [json.loads(bytes(row)) for row in everyone.tolist()]
 
     @contextmanager
     def counting(self) -> Iterator[None]:

@@ -49,7 +49,8 @@ def snapshot(
     optimizers = []
     for index, scheduled in enumerate(assembly.optimizers):
         own, facts = optimizer_tensors(scheduled.optimizer, names)
-        tensors |= {f"optimizer/{index}/{name}": value for name, value in own.items()}
+        whole = assembly.layout.whole_state(own)
+        tensors |= {f"optimizer/{index}/{name}": value for name, value in whole.items()}
         optimizers.append(facts)
     for index, state in states.items():
         tensors |= {
@@ -88,7 +89,7 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     assembly.layout.load(checkpoint.model)
     names = _names(assembly)
     for index, scheduled in enumerate(assembly.optimizers):
-        own = _below(checkpoint.state, f"optimizer/{index}/")
+        own = assembly.layout.own_state(_below(checkpoint.state, f"optimizer/{index}/"))
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
     restore_loss_buffers([turn.loss for turn in assembly.turns], assembly.model, checkpoint.state, assembly.device)
     states = {

@@ -44,6 +44,9 @@ class ShardCut:
         )
         return pieces.full_tensor()
 
+    def anywhere(self, flag: bool) -> bool:
+        raise AssertionError(flag)
+
     def piece(self, name: str, whole: Tensor) -> Tensor:
         like = self._parameters[name]
         return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
@@ -81,6 +84,12 @@ class Sharded:
 
     def weights(self) -> Pieces:
         return self._weights.map(Tensor.detach)
+
+    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise AssertionError(tensors)
+
+    def own_state(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        raise AssertionError(tensors)
 
     def gather(self, rows: Tensor) -> Tensor:
         return self.ranks.gather(rows)

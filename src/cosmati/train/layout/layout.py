@@ -106,6 +106,14 @@ class Layout(Protocol):
         """Return the trainable parameters as methods see them; they follow every commit."""
         ...
 
+    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what optimizers keep for pieces, by `parameter/key`, whole. Every rank has to ask."""
+        ...
+
+    def own_state(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what of whole state this rank's optimizers hold."""
+        ...
+
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches, [V / W, ...], into microbatch order: [V, ...] on every rank."""
         ...

@@ -100,6 +100,18 @@ class Whole:
         """Return the parameters as methods see them."""
         return self._weights
 
+    def gradients(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        """Return gradients as methods see them."""
+        return self._weights.having(tensors)
+
+    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what optimizers keep, which is whole."""
+        return dict(tensors)
+
+    def own_state(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what optimizers keep: all of it."""
+        return tensors
+
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order."""
         return self.ranks.gather(rows)
@@ -276,7 +288,7 @@ class WholeStep:
         self.layout.arrives_once = True
         if denominators is not None:
             divide(root, self.layout.members, denominators)
-        return self.layout.weights().having(
+        return self.layout.gradients(
             {p.name: gradient for p, gradient in zip(self.layout.parameters, root, strict=True) if gradient is not None}
         )
 
