@@ -30,6 +30,11 @@ class Threads:
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * world
 
+    @property
+    def rank(self) -> int:
+        """The thread's own."""
+        return int(self._own.rank)
+
     def _exchange(self, value: Tensor) -> list[Tensor]:
         self._given[self._own.rank] = value.clone()
         self._met.wait()

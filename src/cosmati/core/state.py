@@ -97,13 +97,23 @@ def restore_optimizer(
             # the parameter follows it.
             on_device = bool(group.get("capturable") or group.get("fused"))
             state = {
-                key: value.to(parameter.device, copy=True) if value.ndim or on_device else value.clone()
+                key: _as_kept(value, parameter) if value.ndim or on_device else value.clone()
                 for key, value in own.items()
             }
             state |= saved["state"].get(name, {})
             if state:
                 optimizer.state[parameter] = state
     optimizer.state.update(saved["other"])
+
+
+def _as_kept(value: Tensor, parameter: Tensor) -> Tensor:
+    """Copy what was saved for a parameter: on its device, and laid out as it is (channels-last, say).
+
+    PyTorch's fused optimizers go through the memory of both as if it had one order, whatever their strides say.
+    """
+    if value.shape != parameter.shape:
+        return value.to(parameter.device, copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:

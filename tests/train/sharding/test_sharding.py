@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import launch_ranks
+from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding import worker
 from tests.train.sharding.worker import CASES, STEPS
 
@@ -49,6 +50,23 @@ def test_ranks_and_sharding_may_change_in_mid_run(tmp_path: Path, alone: dict[st
         seen += facts["seen"]
     last = _launch(tmp_path, 1, "optimizer", ["muon"])["muon"]
     assert {**last, "seen": [*seen, *last["seen"]]} == alone["muon"]
+
+
+def test_a_rank_that_is_killed_in_the_exchange(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """Nothing of the step is committed anywhere: others go on from the last checkpoint, however they share."""
+    case, number = "adamw fused", 5  # of 7 steps, with one bucket each
+    ranks = begin_ranks([worker.__file__, tmp_path, "optimizer", "0", case], 2, DIES_AT=str(number))
+    try:
+        assert ranks[1].wait(120) == -signal.SIGKILL
+        ranks[0].communicate(60)
+        assert ranks[0].wait(60) != 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+    kept = sorted(path.name for path in (tmp_path / case / "checkpoints").glob("step-*"))
+    assert kept == ["step-00000002", "step-00000004"]
+    found = _launch(tmp_path, 2, "replicated", [case])[case]
+    assert found == {**alone[case], "seen": alone[case]["seen"][4:]}
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,15 @@
 """One rank of `test_sharding.py`: `worker.py FOLDER SHARDING STOP CASE ...`; rank 0 writes FOLDER/facts.json.
 
-Each case trains in FOLDER/CASE, to the end where STOP is 0, or goes on there.
+Each case trains in FOLDER/CASE, to the end where STOP is 0, or goes on there. Where the environment has DIES_AT, the
+last rank kills itself as it begins that exchange of gradients, and there are checkpoints every second step.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,6 +128,7 @@ def make_trainer(case: str, folder: Path | None, sharding: Any, watch: Watch) ->
             num_threads=1,
             run_folder=folder,
             sharding=sharding,
+            checkpoint_every="2ba" if "DIES_AT" in os.environ else None,
             ledger=False,
         ),
         **more,
@@ -154,12 +158,25 @@ def run(case: str, folder: Path, sharding: str, stop: int) -> dict[str, Any]:
     }
 
 
+def _die_in_exchange(number: int) -> None:
+    exchange, numbers = dist.all_to_all_single, itertools.count(1)
+
+    def die(*args: Any, **more: Any) -> Any:
+        if next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return exchange(*args, **more)
+
+    dist.all_to_all_single = die
+
+
 def main() -> None:
     """Run one rank."""
     base, sharding, stop, cases = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
+        if "DIES_AT" in os.environ and dist.get_rank() == dist.get_world_size() - 1:
+            _die_in_exchange(int(os.environ["DIES_AT"]))
     facts = {case: run(case, base / case, sharding, stop) for case in cases}
     if os.environ["RANK"] == "0":
         (base / "facts.json").write_text(json.dumps(facts))

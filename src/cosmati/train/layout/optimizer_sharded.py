@@ -75,6 +75,7 @@ class OptimizerSharded(Whole):
                 group["params"] = [self._held[i] for i in places if i is not None and i in self._held]
             if isinstance(optimizer, GroupedOptimizer):
                 optimizer.sharing = Sharing()
+            optimizer.__dict__["holds_pieces"] = True  # for who looks at an optimizer from outside
 
     def pieces(self) -> list[tuple[str, nn.Parameter]]:
         """Return names and this rank's pieces."""
