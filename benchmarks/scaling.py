@@ -27,6 +27,7 @@ from benchmarks.measure import Row, in_turns, write
 from cosmati import Batch, LanguageModel, Lineage, RunConfig, Trainer
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import AdamW
+from cosmati.train.config import Shards
 
 WORLD = 2
 SIZES = {"0.7M": (128, 3), "5M": (256, 6)}
@@ -63,7 +64,7 @@ def _ddp(size: str, rows: torch.Tensor, v: int) -> Callable[[], object]:
     return step
 
 
-def _ours(size: str, rows: torch.Tensor, v: int, sharding: Any, runs: ExitStack) -> Callable[[], object]:
+def _ours(size: str, rows: torch.Tensor, v: int, sharding: Shards, runs: ExitStack) -> Callable[[], object]:
     config = RunConfig(budget="1000000ba", num_microbatches=v, sharding=sharding)
     trainer = runs.enter_context(Trainer(_model(size), _LOSS, optimizers=[AdamW(lr=1e-3)], config=config))
     batch = Batch(rows, Lineage(torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.int64)))
@@ -71,7 +72,11 @@ def _ours(size: str, rows: torch.Tensor, v: int, sharding: Any, runs: ExitStack)
 
 
 def _step(arm: str, size: str, rows: torch.Tensor, v: int, runs: ExitStack) -> Callable[[], object]:
-    return _ddp(size, rows, v) if arm.startswith("DDP") else _ours(size, rows, v, arm, runs)
+    return (
+        _ddp(size, rows, v)
+        if arm.startswith("DDP")
+        else _ours(size, rows, v, "optimizer" if arm == "optimizer" else "replicated", runs)
+    )
 
 
 def _timed(step: Callable[[], object], steps: int) -> Callable[[], float]:

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     owner: int
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """A run of a gradient, and its place among what is exchanged together.
 
     Attributes:
@@ -61,10 +61,10 @@ class Bucket(NamedTuple):
     """
 
     parameters: frozenset[int]
-    parts: tuple[Part, ...]
+    parts: tuple[GradientPart, ...]
     lengths: tuple[int, ...]
 
-    def of(self, rank: int) -> Iterable[Part]:
+    def of(self, rank: int) -> Iterable[GradientPart]:
         """Yield the parts that go to a rank, placed in what it gets."""
         start = sum(self.lengths[:rank])
         for part in self.parts:
@@ -117,7 +117,7 @@ def evenly(indices: Sequence[int], sizes: Sequence[int], world: int, alignment: 
     """Return a bucket of whole gradients, one after the other, of which each rank gets as many elements."""
     parts, place = [], 0
     for index in indices:
-        parts.append(Part(index, 0, sizes[index], place))
+        parts.append(GradientPart(index, 0, sizes[index], place))
         place += _aligned(sizes[index], alignment)
     return Bucket(frozenset(indices), tuple(parts), (_aligned(-(-place // world), alignment),) * world)
 
@@ -129,7 +129,7 @@ def by_owner(indices: Sequence[int], pieces: Sequence[Piece], world: int, alignm
         start = place
         for piece in pieces:
             if piece.owner == owner and piece.parameter in indices:
-                parts.append(Part(piece.parameter, piece.start, piece.stop, place))
+                parts.append(GradientPart(piece.parameter, piece.start, piece.stop, place))
                 place += _aligned(piece.stop - piece.start, alignment)
         lengths[owner] = place - start
     return Bucket(frozenset(indices), tuple(parts), tuple(lengths))
