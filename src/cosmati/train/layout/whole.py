@@ -342,7 +342,7 @@ class WholeSlot:
         rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
         if rho != 1:
             gradient = gradient * rho
-        self._seen[index] = _norm(gradient) if self._step.measures else None
+        self._seen[index] = leaf_norm(gradient) if self._step.measures else None
         if self._step.sketch is not None:
             self._sketched[index] = self._step.sketch.of(self._step.layout.parameters[index].name, gradient)
         return gradient if rho != 1 else None
@@ -362,7 +362,8 @@ class WholeSlot:
         return [reduce(torch.add, sketches) if sketches else nothing for sketches in found]
 
 
-def _norm(gradient: Tensor) -> Tensor:
+def leaf_norm(gradient: Tensor) -> Tensor:
+    """Return the norm of a gradient as it arrives: a scalar."""
     # An expanded gradient has the norm of what autograd makes of it in memory.
     norm: Tensor = torch.linalg.vector_norm(gradient.contiguous() if 0 in gradient.stride() else gradient)
     return norm
