@@ -101,7 +101,8 @@ class Commit:
                 found.append(gradients)
                 root = self._methods.gradients(gradients.root, step.positions[0])
                 folded = [tensor for one in statistics for tensor in (one.mean, one.variance)]
-                finite.check(gradients.loss, clock.step, list(root.tensors.values()), folded)
+                cut = (root.cut.norms(root.tensors), a.ranks.agree) if a.ranks.in_lockstep else None
+                finite.check(gradients.loss, clock.step, list(root.tensors.values()), folded, cut)
                 if root:
                     self._tell("commit")
                     learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))

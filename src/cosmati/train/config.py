@@ -96,6 +96,8 @@ class RunConfig(NamedSettings):
         artifacts: what was prepared before the run (`artifact(...)`): tokenizer, base weights, statistics, evaluation
             data, reference models. The ledger names them, signed or ungoverned; a resume with others is refused.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
+        sharding: `replicated`; or `full`, each rank holds a part of every parameter, gradient and optimizer's state. A
+            choice of cost, never of bits: a run may go on under another one.
         sensitive: classes, or branches of them, of which nothing that is measured stands in the open, beside those that
             the taxonomy calls so: in the ledger their columns are sealed with the run's private/columns.key.
         progress: show a progress bar, or plain lines where there is no terminal.
@@ -160,6 +162,7 @@ class RunConfig(NamedSettings):
     ledger_profile: Literal["self", "attested"] = "self"
     artifacts: tuple[Artifact, ...] = ()
     resume_from: Literal["newest", "whole"] = "newest"
+    sharding: Literal["replicated", "optimizer", "full"] = "replicated"
     sensitive: tuple[str, ...] | str = ()
     progress: bool = False
     task: str = ""
@@ -183,6 +186,9 @@ class RunConfig(NamedSettings):
             raise PlanError(msg)
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
+            raise PlanError(msg)
+        if self.sharding not in ("replicated", "full"):
+            msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated' or 'full'."
             raise PlanError(msg)
         if self.on_divergence not in ("stop", "skip"):
             msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."

@@ -52,7 +52,12 @@ class FiniteCheck:
         return lambda: math.sqrt(sum(norm * norm for norm in _numbers(norms))) if norms else math.nan
 
     def check(
-        self, loss: Tensor, step: int, gradients: list[Tensor] | None = None, statistics: Sequence[Tensor] = ()
+        self,
+        loss: Tensor,
+        step: int,
+        gradients: list[Tensor] | None = None,
+        statistics: Sequence[Tensor] = (),
+        cut: tuple[Sequence[Tensor], Callable[[bool], bool]] | None = None,
     ) -> None:
         """Take note of what is about to be committed.
 
@@ -61,17 +66,20 @@ class FiniteCheck:
             step: its step.
             gradients: as they go to the optimizers.
             statistics: of BatchNorm, as they would be folded or are: all are looked at.
+            cut: where gradients are this rank's pieces, norms of the whole ones, and what says whether any rank found
+                something.
 
         Raises:
             DivergenceError: something isn't finite.
         """
         gradients = gradients or []
-        norms = self._norms = _norms(gradients) if self.keeps_norms else ()
+        norms = self._norms = () if not self.keeps_norms else _norms(gradients) if cut is None else cut[0]
         if self._is_cpu:
             value = loss.item()
             # Where norms are kept, they tell at no cost; but finite gradients may have a norm beyond their type.
             seems_finite = self.keeps_norms and math.isfinite(sum(_numbers(norms)))
             is_bad = not seems_finite and self._is_wrong(gradients)
+            is_bad = is_bad if cut is None or seems_finite else cut[1](is_bad)
             is_odd = bool(statistics) and self._is_wrong(statistics)
         elif self._looks_at_once:
             flags = [_flag(tensors, torch.zeros((), device=loss.device)) for tensors in (gradients, statistics)]

@@ -178,7 +178,7 @@ class StepPasses:
         norms, sketches, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
-        alone = unmet(a.ranks.world, [route.offered for route in step.routes])
+        alone = unmet(a.ranks, [route.offered for route in step.routes])
         opened = a.layout.step(admitted, learns, measure=due.norms, sketch=due.sketch)
         with opened as sums, self.watch.around(), self._profile.reading(is_on=due.entropy):
             for batch, position in zip(step.batches, step.positions, strict=True):

@@ -275,8 +275,9 @@ class Lifecycle(KnownNames):
             DivergenceError: one isn't finite, and began so.
         """
         if self._continuity is not None:
-            kept = self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
-            self.finite.publish({**dict(self.assembly.layout.save()), **kept}, self._continuity.never_finite)
+            layout = self.assembly.layout
+            kept = layout.whole_state(self._optimizer_watch.tensors(dict(layout.pieces())), of_optimizers=True)
+            self.finite.publish({**dict(layout.save()), **kept}, self._continuity.never_finite)
 
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")

@@ -56,6 +56,7 @@ _NEUTRAL = (
     "trusted_roots",
     "artifacts",
     "sensitive",
+    "sharding",
     *WITNESSING,
 )
 """Settings that say where a run is kept and how it's handled, and no more."""

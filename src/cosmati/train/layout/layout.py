@@ -156,6 +156,19 @@ class Layout(Protocol):
         """
         ...
 
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state of optimizers or methods whole, as checkpoints hold it. Every rank has to ask.
+
+        Args:
+            tensors: by names of which one part, between slashes, is a parameter's.
+            of_optimizers: or else of methods.
+        """
+        ...
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return what this rank keeps of whole state (see `whole_state`)."""
+        ...
+
     def digest(self) -> bytes:
         """Return the Merkle root over parameters and buffers: 32 bytes, however they are cut."""
         ...

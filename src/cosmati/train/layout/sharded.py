@@ -25,6 +25,7 @@ from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.lockstep import Lockstep
 from cosmati.train.layout.shard_cut import RowCut
 from cosmati.train.layout.shard_groups import GroupGather, ShardGroup, TreeReduceScatter, shard, tree_reduce_scatter, tune
+from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
 from cosmati.train.ranks import Ranks, all_gather
 
@@ -61,6 +62,7 @@ class Sharded:
         self.members = [[p.index for p in self.parameters if p.region == r] for r in range(len(regions.names))]
         self._held = {p.name: nn.Parameter(self._locals[p.name]) for p in self.parameters}
         self._staged: dict[str, nn.Parameter] = {}
+        self._state = ShardState(self.cut, ranks, self._staged.keys())
         self._weights = Pieces(
             {p.name: self._locals[p.name] for p in self.parameters}, {p.name: p.region for p in self.parameters}, self.cut
         )
@@ -84,11 +86,6 @@ class Sharded:
             like = self._locals[name]
             data = like.new_zeros(shape) if is_own else like.new_zeros(()).expand(shape)
             self._held[name] = self._staged[name] = nn.Parameter(data)
-
-    @property
-    def staged(self) -> Collection[str]:
-        """Names of the parameters on which optimizers work whole."""
-        return self._staged.keys()
 
     def weights(self) -> Pieces:
         """Return this rank's rows of the trainable parameters; they follow every commit."""
@@ -204,6 +201,14 @@ class Sharded:
         load_model_tensors(self._model, others, resumes=True, own=self._buffers())
         for own, name in names.items():
             self._locals[name].copy_(self.cut.piece(name, tensors[own]))
+
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state of optimizers or methods whole, gathered tensor by tensor."""
+        return self._state.gathered(tensors, of_optimizers=of_optimizers)
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return what this rank keeps of whole state."""
+        return self._state.own(tensors, of_optimizers=of_optimizers)
 
     def digest(self) -> bytes:
         """Return the Merkle root over parameters and buffers: one whole parameter is in memory at a time."""
