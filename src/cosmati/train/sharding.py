@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,8 +16,10 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.ingredients import Ingredients
-from cosmati.train.layout.sharded import Sharded
 from cosmati.train.ranks import Ranks
+
+if TYPE_CHECKING:
+    from cosmati.train.layout.sharded import Sharded
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
 """Optimizers that move each element by itself: on a rank's rows as on the whole."""
@@ -83,6 +86,9 @@ def sharded(
         num_microbatches: V.
         turns: as planned on whole parameters, in which no step was taken.
     """
+    # FSDP2 takes a second to load, and most runs have no use for it.
+    from cosmati.train.layout.sharded import Sharded
+
     configured = [optimizer for optimizer in given.optimizers if isinstance(optimizer, Optimizer)]
     layout = Sharded(model, regions, ranks, num_microbatches)
     names = [p.name for p in layout.parameters]

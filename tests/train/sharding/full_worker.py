@@ -128,7 +128,7 @@ CASES: dict[str, dict[str, Any]] = {
     "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
     "double": {"optimizers": ADAMW, "model": lambda: Net().double()},
     "routed": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")]},
-    "routed, sam": {"optimizers": Muon(lr=0.02), "policy": True, "methods": [SAM(interval=2)]},
+    "routed sam": {"optimizers": Muon(lr=0.02), "policy": True, "methods": [SAM(interval=2)]},
     "muon": {"optimizers": Muon(lr=0.02, weight_decay=0.1, schedule=Cosine()), "methods": [CLIPPED]},
     "muon in bfloat16": {"optimizers": Muon(lr=0.02, bfloat16=True)},
     "normuon": {"optimizers": NorMuon(lr=0.02)},
