@@ -21,9 +21,9 @@ from cosmati.core.state import model_tensors, parameter_root
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.routing.selectors import RegionSelector
 from cosmati.train.layout.layout import Layout
+from cosmati.train.layout.sharded import Sharded
 from cosmati.train.layout.whole import Whole
 from cosmati.train.ranks import Ranks
-from cosmati.train.layout.sharded import Sharded
 
 V = 4
 ROUTES = ((1.0, 1.0), (0.0, 1.0), (1.0, 0.3), (0.0, 0.5))

@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sophia": {"optimizers": Sophia(lr=1e-3, num_labels=24)},
     "schedule-free": {"optimizers": ScheduleFreeAdamW(lr=1e-2)},
     "cautious": {"optimizers": AdamW(lr=1e-2, weight_decay=0.1, cautious=True)},
-    "hyperball": {"optimizers": AdamW(lr=1e-2, hyperball=True, parameters=matrices)},
+    "hyperball": {"optimizers": AdamW(lr=1e-2, weight_decay=0.0, hyperball=True, parameters=matrices)},
 }
 
 
@@ -203,7 +203,7 @@ def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
         "step": last.step,
         "model": {name: parameter_root({name: value}).hex() for name, value in sorted(last.model.items())},
         "state": {name: parameter_root({name: value}).hex() for name, value in sorted(last.state.items())},
-        "metrics": {name: value for name, value in result.metrics.items()},
+        "metrics": dict(result.metrics),
         "signed": last.signed_digest.hex(),
     }
 

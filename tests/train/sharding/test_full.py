@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.processes import launch_ranks, run_python
-from tests.train.sharding.full_worker import CASES
+from tests.processes import launch_ranks
 
 WORKER = Path(__file__).with_name("full_worker.py")
 QUICK = ("adamw", "averaged", "routed", "muon", "tied")
 
 
-def launch(folder: Path, world: int, cases: tuple[str, ...], *, stop: int = 0, sharding: str = "full") -> dict[str, Any]:
+def launch(
+    folder: Path, world: int, cases: tuple[str, ...], *, stop: int = 0, sharding: str = "full"
+) -> dict[str, Any]:
     """Run cases on so many ranks, and return what came out."""
     command = ["-m", "tests.train.sharding.full_worker", folder, ",".join(cases), str(stop), sharding]
     launch_ranks(command, world)

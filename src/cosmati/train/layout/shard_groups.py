@@ -1,4 +1,4 @@
-"""Groups of parameters that FSDP2 gathers and whose gradients it sums together: the blocks, and what is outside them."""
+"""Groups of parameters that FSDP2 gathers, and whose gradients it sums, together: blocks, and what is outside them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGro
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # The outermost too: what stays gathered after an evaluation would be trained on as it was then.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    groups = []
+    groups: list[ShardGroup] = []
     for module, names in zip([*blocks, model], own, strict=True):
         if names:
             learning = tuple(name for name in names if name in trained)
@@ -197,6 +197,6 @@ def tune(group: ShardGroup, gather: GroupGather, reduce: TreeReduceScatter) -> N
     module = group.module
     assert isinstance(module, FSDPModule), "wrapped"
     module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)  # noqa: FBT003  (PyTorch's own signature)
+    module.set_force_sum_reduction_for_comms(True)
     module.set_custom_all_gather(gather)  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ class ShardState:
         kept: dict[str, Tensor] = {}
         for key, value in tensors.items():
             name = self._name_in(key)
-            if of_optimizers and name in self._staged:
+            if name is not None and of_optimizers and name in self._staged:
                 if self._cut.owner_of[name] == self._ranks.rank:
                     kept[key] = value
             elif name is not None and tuple(value.shape) == self._cut.rows[name].shape:
@@ -64,11 +64,15 @@ class ShardState:
         """Return the state of whole matrices, which each owner shows to all."""
         own = {key: value for key, value in tensors.items() if self._name_in(key) in self._staged}
         listed: list[Any] = [None] * self._ranks.world
-        dist.all_gather_object(listed, [(key, tuple(value.shape), value.dtype, value.device) for key, value in own.items()])
+        dist.all_gather_object(
+            listed, [(key, tuple(value.shape), value.dtype, value.device) for key, value in own.items()]
+        )
         found: dict[str, Tensor] = {}
         for rank, told in enumerate(listed):
             for key, shape, dtype, device in told:
                 is_mine = rank == self._ranks.rank
-                found[key] = own[key].detach().contiguous() if is_mine else torch.empty(shape, dtype=dtype, device=device)
+                found[key] = (
+                    own[key].detach().contiguous() if is_mine else torch.empty(shape, dtype=dtype, device=device)
+                )
                 dist.broadcast(found[key], rank)
         return found

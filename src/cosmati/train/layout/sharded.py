@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -24,7 +23,14 @@ from cosmati.train.direction_sketch import DirectionSketch
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.lockstep import Lockstep
 from cosmati.train.layout.shard_cut import RowCut
-from cosmati.train.layout.shard_groups import GroupGather, ShardGroup, TreeReduceScatter, shard, tree_reduce_scatter, tune
+from cosmati.train.layout.shard_groups import (
+    GroupGather,
+    ShardGroup,
+    TreeReduceScatter,
+    shard,
+    tree_reduce_scatter,
+    tune,
+)
 from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
 from cosmati.train.ranks import Ranks, all_gather
@@ -57,14 +63,17 @@ class Sharded:
         self.cut = RowCut({name: rows for group in self.groups for name, rows in group.rows.items()}, ranks)
         learning = [(name, parameter) for name, parameter in named.items() if parameter.requires_grad]
         self.parameters = tuple(
-            Parameter(index, name, regions.region_of[name], parameter) for index, (name, parameter) in enumerate(learning)
+            Parameter(index, name, regions.region_of[name], parameter)
+            for index, (name, parameter) in enumerate(learning)
         )
         self.members = [[p.index for p in self.parameters if p.region == r] for r in range(len(regions.names))]
         self._held = {p.name: nn.Parameter(self._locals[p.name]) for p in self.parameters}
         self._staged: dict[str, nn.Parameter] = {}
         self._state = ShardState(self.cut, ranks, self._staged.keys())
         self._weights = Pieces(
-            {p.name: self._locals[p.name] for p in self.parameters}, {p.name: p.region for p in self.parameters}, self.cut
+            {p.name: self._locals[p.name] for p in self.parameters},
+            {p.name: p.region for p in self.parameters},
+            self.cut,
         )
         self.index_of = {p.name: p.index for p in self.parameters}
         self.group_of = {name: group.number for group in self.groups for name in group.names}
@@ -84,7 +93,8 @@ class Sharded:
             shape = self.cut.rows[name].shape
             is_own = self.cut.owner_of[name] == self.ranks.rank
             like = self._locals[name]
-            data = like.new_zeros(shape) if is_own else like.new_zeros(()).expand(shape)
+            # Ones, because some optimizers refuse what begins at 0. Each commit brings the values.
+            data = like.new_ones(shape) if is_own else like.new_ones(()).expand(shape)
             self._held[name] = self._staged[name] = nn.Parameter(data)
 
     def weights(self) -> Pieces:
@@ -169,7 +179,7 @@ class Sharded:
                 self._locals[name].copy_(value)
 
     def save(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole parameters and persistent buffers by name, one gathered at a time. Every rank has to ask for all."""
+        """Yield whole parameters and persistent buffers by name, gathered one by one. Every rank has to ask for all."""
         buffers = self._buffers()
         for name in self._model.state_dict():
             own = name.replace("_orig_mod.", "")

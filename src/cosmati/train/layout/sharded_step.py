@@ -33,7 +33,7 @@ def add_nodes(left: Node, right: Node) -> Node:
     """Add two nodes, in place of the left one; what is absent in one is taken from the other."""
     both = sorted(left.keys() & right.keys())
     if both:
-        torch._foreach_add_([left[key] for key in both], [right[key] for key in both])  # noqa: SLF001
+        torch._foreach_add_([left[key] for key in both], [right[key] for key in both])
     return {**right, **left}
 
 
@@ -52,7 +52,7 @@ class Arrivals:
             # FSDP2's own hook, which gathers, comes first.
             group.module.register_forward_pre_hook(partial(self._before, group), with_kwargs=True)
 
-    def _before(self, group: ShardGroup, module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def _before(self, group: ShardGroup, module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         """Take note of a group's parameters as they are gathered, and of where its backward ends."""
         if self.slot is None or not torch.is_grad_enabled():
             return
@@ -150,7 +150,7 @@ class ShardedStep:
             own = [left[name] for name in names]
             divisor = exact if own and own[0].dtype is torch.float64 else rounded
             if own and (divisor is exact or rounded != 1.0):
-                torch._foreach_div_(own, divisor)  # noqa: SLF001
+                torch._foreach_div_(own, divisor)
         return left
 
 
@@ -268,4 +268,4 @@ class ShardedSlot:
 
 
 def _when_backward_ends(do: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(do)  # type: ignore[attr-defined]  # noqa: SLF001
+    torch.autograd.Variable._execution_engine.queue_callback(do)  # noqa: SLF001

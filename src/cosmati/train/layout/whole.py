@@ -162,11 +162,11 @@ class Whole:
         """Take whole parameters and buffers."""
         load_model_tensors(self._model, tensors, resumes=True)
 
-    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:  # noqa: ARG002
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
         """Return state as it is: each rank has it whole."""
         return dict(tensors)
 
-    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:  # noqa: ARG002
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
         """Return state as it is."""
         return dict(tensors)
 
