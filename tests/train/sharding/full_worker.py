@@ -28,6 +28,8 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
+from cosmati.train.layout import shard_groups
+from cosmati.train.layout import sharded as sharded_layout
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -183,13 +185,20 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
     )
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """What the metrics file says of each step, without times."""
-    found = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        own = json.loads(line)
-        found.append({key: value for key, value in own.items() if "second" not in key and key != "time"})
-    return found
+def control(kind: str) -> None:
+    """Sum otherwise than in the tree."""
+
+    def scatter(output: Tensor, flat: Tensor) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        parts = [torch.empty_like(flat) for _ in range(world)]
+        dist.all_gather(parts, flat)
+        if kind == "all_reduce":
+            dist.all_reduce(flat)
+        else:
+            flat.copy_(sum(parts[1:], start=parts[0]))
+        output.copy_(flat.view(world, -1)[rank])
+
+    shard_groups.tree_reduce_scatter = sharded_layout.tree_reduce_scatter = scatter
 
 
 def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
@@ -217,6 +226,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
+    if "CONTROL" in os.environ:
+        control(os.environ["CONTROL"])
     found = {case: run(case, base, stop, sharding) for case in cases}
     if os.environ.get("RANK", "0") == "0":
         (base / f"{stop}.json").write_text(json.dumps(found))
