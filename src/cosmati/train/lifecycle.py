@@ -83,8 +83,7 @@ class Lifecycle(KnownNames):
         self._continuity: Continuity | None = None
         self._ended: str | None = None
         self._optimizer_watch = OptimizerWatch(a.optimizers)
-        self._needs_outcome, self._num_averaged = False, 0
-        self._is_training = a.model.training
+        self._needs_outcome, self._num_averaged, self._is_training = False, 0, a.model.training
 
     @property
     def model(self) -> nn.Module:
@@ -275,8 +274,8 @@ class Lifecycle(KnownNames):
             DivergenceError: one isn't finite, and began so.
         """
         if self._continuity is not None:
-            layout = self.assembly.layout
-            kept = layout.whole_state(self._optimizer_watch.tensors(dict(layout.pieces())), of_optimizers=True)
+            layout, tell = self.assembly.layout, self._optimizer_watch.tensors
+            kept = layout.whole_state(tell(dict(layout.pieces())), of_optimizers=True)
             self.finite.publish({**dict(layout.save()), **kept}, self._continuity.never_finite)
 
     def _snapshot(self) -> Checkpoint:

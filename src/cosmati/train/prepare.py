@@ -45,14 +45,13 @@ from cosmati.train.given_policy import compile_given, offered
 from cosmati.train.image_sizes import ask_for_sizes, input_kind_of
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.isolation import denied_pairs, isolated_pairs
-from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable, refuse_waiting
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
-from cosmati.train.sharding import refuse_unsharded, sharded
+from cosmati.train.sharding import sharded_as_asked
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
@@ -96,8 +95,7 @@ def prepare(given: Ingredients) -> Prepared:
     """
     refuse_misgiven(given)
     config, ranks = given.config, Ranks()
-    num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
-    ranks.mine(num_microbatches)
+    ranks.mine(num_microbatches := config.resolve_microbatches(governed=given.policy is not None))
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
@@ -107,8 +105,7 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
-    layout: Layout = Whole(model, regions, ranks, num_microbatches)
-    statistics = BatchNormStatistics(model)
+    layout, statistics = Whole(model, regions, ranks, num_microbatches), BatchNormStatistics(model)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
@@ -121,15 +118,12 @@ def prepare(given: Ingredients) -> Prepared:
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
-    refuse_unsharded(given, model, device, ranks, packed=facts.packed)
+    cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)
     if config.compile_blocks:
         compile_blocks(model)
-    if config.sharding == "full" and ranks.is_parallel:
-        # Only now: what was planned on was whole.
-        layout, turns = sharded(given, model, regions, ranks, num_microbatches, turns)
     assembly = Assembly(
         model=model,
-        layout=layout,
+        layout=cut,
         regions=regions,
         policy=policy,
         router=_router(given, policy, regions, class_map, model),

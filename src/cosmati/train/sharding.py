@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from cosmati.core.isolated import isolated_modules
+from cosmati.core.plan import Plan
 from cosmati.errors import PlanError
 from cosmati.optim import Optimizer
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.layout.layout import Layout
 from cosmati.train.ranks import Ranks
-
-if TYPE_CHECKING:
-    from cosmati.train.layout.sharded import Sharded
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
 """Optimizers that move each element by itself: on a rank's rows as on the whole."""
@@ -28,22 +25,41 @@ _METHODS = ("EMA", "GradientClipping", "LabelSmoothing", "LayerFreezing", "MixUp
 """Methods whose runs have the same bits in the tests of full sharding."""
 
 
-def refuse_unsharded(given: Ingredients, model: nn.Module, device: torch.device, ranks: Ranks, *, packed: bool) -> None:
-    """Refuse what nobody has tried under full sharding, at any number of ranks: a run may go on with more.
+def sharded_as_asked(
+    given: Ingredients,
+    model: nn.Module,
+    regions: Regions,
+    ranks: Ranks,
+    plan: Plan,
+    layout: Layout,
+    turns: tuple[Turn, ...],
+) -> tuple[Layout, tuple[Turn, ...]]:
+    """Return a planned run's layout and turns, cut over the ranks where that is asked for.
 
     Args:
         given: what the run is made of.
-        model: after surgery.
-        device: where it trains.
+        model: after surgery: where it's cut, nothing may read its parameters whole from here on.
+        regions: of its trainable parameters.
         ranks: the data-parallel ranks.
-        packed: rows are packs of documents of several classes.
+        plan: of the run.
+        layout: as planned, on whole parameters.
+        turns: as planned on these; no step was taken.
 
     Raises:
-        PlanError: the message names it all.
+        PlanError: something of the run hasn't been tried under full sharding.
     """
-    config = given.config
-    if config.sharding != "full":
-        return
+    if given.config.sharding != "full":
+        return layout, turns
+    _refuse_untried(given, model, ranks, packed=plan.facts.packed)
+    # One rank holds everything anyway.
+    return (
+        _cut(given, model, regions, ranks, plan.facts.num_microbatches, turns) if ranks.is_parallel else (layout, turns)
+    )
+
+
+def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:
+    """Refuse what nobody has tried under full sharding, at any number of ranks: a run may go on with more."""
+    config, device = given.config, next(model.parameters()).device
     wrong = [] if device.type == "cpu" else [f"device {device.type}"]
     wrong += ["compile_blocks=True"] if config.compile_blocks else []
     wrong += ["entropy_every"] if config.entropy_every else []
@@ -68,24 +84,14 @@ def refuse_unsharded(given: Ingredients, model: nn.Module, device: torch.device,
         raise PlanError(msg)
 
 
-def sharded(
+def _cut(
     given: Ingredients,
     model: nn.Module,
     regions: Regions,
     ranks: Ranks,
     num_microbatches: int,
     turns: Sequence[Turn],
-) -> tuple[Sharded, tuple[Turn, ...]]:
-    """Cut a planned run's model over the ranks, and return its layout, and turns whose optimizers hold the pieces.
-
-    Args:
-        given: what the run is made of, its optimizers configurations.
-        model: after surgery, planned: nothing may read its parameters whole from here on.
-        regions: of its trainable parameters.
-        ranks: the data-parallel ranks, two at least.
-        num_microbatches: V.
-        turns: as planned on whole parameters, in which no step was taken.
-    """
+) -> tuple[Layout, tuple[Turn, ...]]:
     # FSDP2 takes a second to load, and most runs have no use for it.
     from cosmati.train.layout.sharded import Sharded
 

@@ -15,7 +15,7 @@ from cosmati.train.ranks import Ranks, all_gather
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsCut:
     """How one parameter is cut.
 
     Attributes:
@@ -64,7 +64,7 @@ class RowCut:
         ranks: the data-parallel ranks.
     """
 
-    def __init__(self, rows: Mapping[str, Rows], ranks: Ranks) -> None:
+    def __init__(self, rows: Mapping[str, RowsCut], ranks: Ranks) -> None:
         self.rows = rows
         self._ranks = ranks
         owners = assign_owners([float(math.prod(one.shape)) for one in rows.values()], ranks.world)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from cosmati.errors import PlanError
 from cosmati.train.layout.lockstep import Lockstep
-from cosmati.train.layout.shard_cut import Rows
+from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.layout.tree import Tree
 from cosmati.train.ranks import Ranks, all_gather
 
@@ -35,7 +35,7 @@ class ShardGroup:
     module: nn.Module
     names: tuple[str, ...]
     trained: tuple[str, ...]
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, RowsCut]
 
     def gathered_from(self, pieces: Mapping[str, Tensor]) -> Tensor:
         """Return what this rank gives when the group is gathered, flat."""
@@ -92,7 +92,7 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGro
     blocks = blocks_in(model)
     inside = {id(p) for block in blocks for p in block.parameters()}
     paths = {id(module): path for path, module in model.named_modules()}
-    rows = {name: Rows(tuple(p.shape), ranks.world) for name, p in named.items()}
+    rows = {name: RowsCut(tuple(p.shape), ranks.world) for name, p in named.items()}
     own = [[name for name in named if name.startswith(f"{paths[id(block)]}.")] for block in blocks]
     own.append([name for name, parameter in named.items() if id(parameter) not in inside])
     trained = {name for name, parameter in named.items() if parameter.requires_grad}

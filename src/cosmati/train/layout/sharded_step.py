@@ -25,11 +25,11 @@ from cosmati.train.layout.whole import leaf_norm
 if TYPE_CHECKING:
     from cosmati.train.layout.sharded import Sharded
 
-Node = dict[int, Tensor]
+GroupParts = dict[int, Tensor]
 """This rank's parts of the groups' gradients, by the group's number."""
 
 
-def add_nodes(left: Node, right: Node) -> Node:
+def add_nodes(left: GroupParts, right: GroupParts) -> GroupParts:
     """Add two nodes, in place of the left one; what is absent in one is taken from the other."""
     both = sorted(left.keys() & right.keys())
     if both:
@@ -89,8 +89,8 @@ class ShardedStep:
     ) -> None:
         self.layout = layout
         self.measures, self.sketch = measure, sketch
-        self._tree: Tree[Node] = Tree(add_nodes)
-        self._node: Node = {}
+        self._tree: Tree[GroupParts] = Tree(add_nodes)
+        self._node: GroupParts = {}
         self.present = torch.zeros(len(layout.parameters), dtype=torch.uint8)
         self._factors = [
             {p.index: weights[p.region] for p in layout.parameters if p.index in learns and weights[p.region] != 0}
