@@ -23,31 +23,42 @@ from tests.train.layouts.worker import whole
 V = 4
 
 
+class Turned(nn.Linear):
+    """Uses its bias, or doesn't, as it's told."""
+
+    is_biased = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias if self.is_biased else None)
+
+
 class Skips(nn.Module):
-    """Leaves a block out, as it's told."""
+    """Leaves a block out, or parameters in a block and outside of all, as it's told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(5, 5) for _ in range(3)])
+        self.blocks = nn.ModuleList([Turned(5, 5) for _ in range(3)])
+        self.gate = nn.Parameter(torch.ones(5))
         self.is_skipped = False
 
     def forward(self, x: Tensor) -> Tensor:
         for index, block in enumerate(self.blocks):
             if not (self.is_skipped and index == 1):
                 x = torch.relu(block(x)) + x
-        return x
+        return x * self.gate if self.blocks[1].is_biased else x
 
 
 def passed(case: str, layout: Layout, model: Skips, ranks: Ranks, routes: list[tuple[float, ...]]) -> dict[str, str]:
     """Return digests of a pass's root; some microbatches aren't run at all, or not differentiated."""
     generator = torch.Generator().manual_seed(0)
     data = [torch.randn(4, 5, generator=generator) for _ in range(V)]
-    with layout.step(routes, frozenset(range(6)), measure=True) as step:
+    with layout.step(routes, frozenset(range(7)), measure=True) as step:
         for index in layout.mine:
             with step.slot(index) as slot:
                 if case == "idle" and index in (1, 2):
                     continue
                 model.is_skipped = case == "skipped" and index == 1
+                model.blocks[1].is_biased = not (case == "unused" and index % 2)
                 value = model(data[index]).square().sum()
                 slot.backward(value.detach() if case == "graphless" and index == 1 else value)
         return whole(step.root(None))
