@@ -26,8 +26,10 @@ def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Positi
     for scheduled in assembly.optimizers:
         if isinstance(scheduled.optimizer, GroupedOptimizer):
             own = scheduled.optimizer.evaluation_weights()
-            whole = assembly.layout.whole_state({f"{names[id(p)]}/average": value for p, value in own.items()})
-            found |= {name.removesuffix("/average"): value for name, value in whole.items()}
+            pieces = {f"{names[id(p)]}/average": value for p, value in own.items()}
+            whole = assembly.layout.whole_state(pieces, of_optimizers=True)
+            alike = assembly.layout.own_state(whole, of_optimizers=False)  # as weights are cut
+            found |= {name.removesuffix("/average"): value for name, value in alike.items()}
     return found or None
 
 

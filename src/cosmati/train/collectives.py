@@ -64,10 +64,10 @@ def unmet(ranks: Ranks, offered: Sequence[bool]) -> frozenset[int]:
     """Return the microbatches of a step that are run forward while other ranks have nothing to run.
 
     Args:
-        ranks: of the run.
+        ranks: of the run. In lockstep, those that have nothing to run keep the others company.
         offered: of each of the step's microbatches, whether it's run forward.
     """
-    if ranks.world == 1:
+    if ranks.world == 1 or ranks.in_lockstep:
         return frozenset()
     slots = ranks.slots(len(offered))
     return frozenset(m for slot in slots if len({offered[m] for m in slot}) > 1 for m in slot if offered[m])

@@ -226,15 +226,16 @@ def evaluate(
         num_batches = 0
         for one in stateful.values():
             _start(one.metric, device)
-        for index, given in enumerate(evaluation.read()):
-            num_batches += 1
-            is_mine = index % ranks.world == ranks.rank
-            if is_mine or stateful:
-                data = given.data if isinstance(given, Batch) else given
-                with evaluation.unchanged(data, index), autocast:
-                    found = _read_by({**(means if is_mine else {}), **stateful}, model, moved(data, device))
-                if is_mine:
-                    rows[index] = found
+        with ranks.together():
+            for index, given in enumerate(evaluation.read()):
+                num_batches += 1
+                is_mine = index % ranks.world == ranks.rank
+                if is_mine or stateful:
+                    data = given.data if isinstance(given, Batch) else given
+                    with evaluation.unchanged(data, index), autocast:
+                        found = _read_by({**(means if is_mine else {}), **stateful}, model, moved(data, device))
+                    if is_mine:
+                        rows[index] = found
     width = 2 * len(means)
     padded = [
         rows.get(index, [0.0] * width)

@@ -227,7 +227,8 @@ class StepPasses:
         except MetAloneError:
             return NO_LEAF._replace(failure=ALONE), ""
         except (RuntimeError, MemoryError) as error:
-            if why := shortage(error):
+            # In lockstep, a pass that broke off halfway can't be begun anew: the error ends the run.
+            if not self._a.ranks.in_lockstep and (why := shortage(error)):
                 return NO_LEAF._replace(failure=SHORT), why
             raise
 

@@ -83,8 +83,7 @@ class Lifecycle(KnownNames):
         self._continuity: Continuity | None = None
         self._ended: str | None = None
         self._optimizer_watch = OptimizerWatch(a.optimizers)
-        self._needs_outcome, self._num_averaged = False, 0
-        self._is_training = a.model.training
+        self._needs_outcome, self._num_averaged, self._is_training = False, 0, a.model.training
 
     @property
     def model(self) -> nn.Module:

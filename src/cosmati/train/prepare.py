@@ -22,7 +22,6 @@ from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
-from cosmati.optim.piecewise import demands_of
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.artifact import Artifact
@@ -46,13 +45,13 @@ from cosmati.train.given_policy import compile_given, offered
 from cosmati.train.image_sizes import ask_for_sizes, input_kind_of
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.isolation import denied_pairs, isolated_pairs
-from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable, refuse_waiting
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
+from cosmati.train.sharding import sharded_as_asked
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
@@ -96,8 +95,7 @@ def prepare(given: Ingredients) -> Prepared:
     """
     refuse_misgiven(given)
     config, ranks = given.config, Ranks()
-    num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
-    ranks.share_out(num_microbatches)
+    num_microbatches = _share_out(given, ranks)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
@@ -107,7 +105,7 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
-    layout, statistics = _layout(config, model, regions, ranks), BatchNormStatistics(model)
+    layout, statistics = Whole(model, regions, ranks, num_microbatches), BatchNormStatistics(model)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
@@ -120,10 +118,12 @@ def prepare(given: Ingredients) -> Prepared:
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
-    _settle(model, layout, scheduled, config)
+    cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)
+    if config.compile_blocks:
+        compile_blocks(model)
     assembly = Assembly(
         model=model,
-        layout=layout,
+        layout=cut,
         regions=regions,
         policy=policy,
         router=_router(given, policy, regions, class_map, model),
@@ -144,26 +144,11 @@ def prepare(given: Ingredients) -> Prepared:
     return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
 
 
-def _layout(config: RunConfig, model: nn.Module, regions: Regions, ranks: Ranks) -> Whole:
-    num_microbatches = ranks.run * ranks.world
-    is_sharded = config.sharding == "optimizer" and ranks.is_parallel
-    return (OptimizerSharded if is_sharded else Whole)(model, regions, ranks, num_microbatches)
-
-
-def _settle(model: nn.Module, layout: Whole, scheduled: Sequence[ScheduledOptimizer], config: RunConfig) -> None:
-    """Do what the plan needn't see: compile blocks, and give optimizers pieces where they're shared out over ranks.
-
-    Raises:
-        PlanError: an optimizer can't be shared out; on one rank it isn't, and is refused too.
-    """
-    if config.compile_blocks:
-        compile_blocks(model)
-    optimizers = [one.optimizer for one in scheduled]
-    if isinstance(layout, OptimizerSharded):
-        layout.rehome(optimizers)
-    elif config.sharding == "optimizer":
-        for optimizer in optimizers:
-            demands_of(optimizer)
+def _share_out(given: Ingredients, ranks: Ranks) -> int:
+    """Share a step's microbatches out over the ranks, and return how many they are."""
+    num_microbatches = given.config.resolve_microbatches(governed=given.policy is not None)
+    ranks.share_out(num_microbatches, is_strided=given.config.sharding == "full")
+    return num_microbatches
 
 
 def _facts(

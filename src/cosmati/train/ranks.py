@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -37,10 +37,14 @@ class Ranks:
         run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
         has_met: whether the user's own code calls collectives, as far as is known.
         num_early: collectives that were begun while the user's code ran, and aren't its own.
+        in_lockstep: passes through the model exchange weights and gradients by themselves, on all ranks alike.
+        together: stands around passes that some ranks have more of, where they're in lockstep.
     """
 
     run = 0
     num_early = 0
+    in_lockstep: bool = False
+    together: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self) -> None:
         if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
@@ -215,7 +219,7 @@ class Ranks:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Stand around the user's code, and take note of collectives that it calls."""
-        if not self.is_parallel:
+        if not self.is_parallel or self.in_lockstep:
             yield
             return
         before, own = num_collectives(), self.num_early

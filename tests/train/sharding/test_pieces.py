@@ -188,10 +188,3 @@ def test_optimizers_that_cannot_be_shared_out_are_refused_on_one_rank_too() -> N
             Trainer(
                 model, lambda m, x: m(x).sum(), optimizers=[optimizer], config=RunConfig(sharding="optimizer")
             )  # fmt: skip
-
-
-def test_sharding_that_is_not_there_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"sharding = 'full' isn't there yet\. Use 'replicated' or 'optimizer'"):
-        RunConfig(sharding="full")
-    with pytest.raises(PlanError, match=r"sharding = 'zero' is not known"):
-        RunConfig(sharding="zero")  # type: ignore[arg-type]

@@ -106,14 +106,6 @@ class Layout(Protocol):
         """Return the trainable parameters as methods see them; they follow every commit."""
         ...
 
-    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what optimizers keep for pieces, by `parameter/key`, whole. Every rank has to ask."""
-        ...
-
-    def own_state(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return what of whole state this rank's optimizers hold."""
-        ...
-
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches, [V / W, ...], into microbatch order: [V, ...] on every rank."""
         ...
@@ -167,6 +159,19 @@ class Layout(Protocol):
         Raises:
             CheckpointError: they don't fit the model.
         """
+        ...
+
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state of optimizers or methods whole, as checkpoints hold it. Every rank has to ask.
+
+        Args:
+            tensors: by names of which one part, between slashes, is a parameter's; of optimizers, `parameter/key`.
+            of_optimizers: cut as optimizers hold parameters (see `pieces`), or else as methods do (see `weights`).
+        """
+        ...
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return what this rank keeps of whole state (see `whole_state`)."""
         ...
 
     def digest(self) -> bytes:

@@ -109,10 +109,10 @@ class OptimizerSharded(Whole):
         with super().perturbed(self._weights.having(self._cut.wholes(offsets.tensors))):
             yield
 
-    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return an optimizer's state whole."""
-        return self._cut.whole_state(tensors)
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state whole: a method's is."""
+        return self._cut.whole_state(tensors) if of_optimizers else dict(tensors)
 
-    def own_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return this rank's part of an optimizer's state."""
-        return self._cut.own_state(tensors)
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return this rank's part of an optimizer's state, or all of a method's."""
+        return self._cut.own_state(tensors) if of_optimizers else dict(tensors)

@@ -104,14 +104,6 @@ class Whole:
         """Return gradients as methods see them."""
         return self._weights.having(tensors)
 
-    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what optimizers keep, which is whole."""
-        return dict(tensors)
-
-    def own_state(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return what optimizers keep: all of it."""
-        return tensors
-
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order."""
         return self.ranks.gather(rows)
@@ -190,6 +182,14 @@ class Whole:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take whole parameters and buffers."""
         load_model_tensors(self._model, tensors, resumes=True)
+
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state as it is: each rank has it whole."""
+        return dict(tensors)
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state as it is."""
+        return dict(tensors)
 
     def digest(self) -> bytes:
         """Return the Merkle root over parameters and buffers."""
@@ -372,7 +372,7 @@ class WholeSlot:
         rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
         if rho != 1:
             gradient = gradient * rho
-        self._seen[index] = _norm(gradient) if self._step.measures else None
+        self._seen[index] = leaf_norm(gradient) if self._step.measures else None
         if self._step.sketch is not None:
             self._sketched[index] = self._step.sketch.of(self._step.layout.parameters[index].name, gradient)
         return gradient if rho != 1 else None
@@ -392,7 +392,8 @@ class WholeSlot:
         return [reduce(torch.add, sketches) if sketches else nothing for sketches in found]
 
 
-def _norm(gradient: Tensor) -> Tensor:
+def leaf_norm(gradient: Tensor) -> Tensor:
+    """Return the norm of a gradient as it arrives: a scalar."""
     # An expanded gradient has the norm of what autograd makes of it in memory.
     norm: Tensor = torch.linalg.vector_norm(gradient.contiguous() if 0 in gradient.stride() else gradient)
     return norm
