@@ -94,7 +94,7 @@ class GradientNorms(Monitor):
         gradients: list[Tensor] = []
         if getattr(optimizer, "holds_pieces", False):
             msg = (
-                "GradientNorms sees what optimizers hold, and with this sharding each rank's hold only pieces. Leave it "
+                "GradientNorms sees what optimizers hold, and with this sharding each rank holds pieces. Leave it "
                 "out (every step's outcome has the norm of all gradients), or train with "
                 "RunConfig(sharding='replicated')."
             )
