@@ -323,3 +323,24 @@ def test_a_compiled_models_tensors_have_the_models_names() -> None:
     outer.add_module("_orig_mod", inner)
     assert set(model_tensors(outer)) == set(inner.state_dict())
     assert model_tensors(outer)["1.running_mean"].data_ptr() == inner.state_dict()["1.running_mean"].data_ptr()
+
+
+def test_state_is_laid_out_as_its_parameter_again() -> None:
+    """A fused optimizer goes through the memory of weights and state as if both had one order."""
+
+    def weights(*, resumes: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last))
+        optimizer, names = torch.optim.AdamW([parameter], lr=0.1, fused=True), {id(parameter): "p"}
+        for step in range(4):
+            if resumes and step == 2:
+                saved, facts = optimizer_tensors(optimizer, names)
+                saved = {name: value.clone(memory_format=torch.contiguous_format) for name, value in saved.items()}
+                optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=True)
+                restore_optimizer(optimizer, names, saved, facts)
+            drawn = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(step))
+            parameter.grad = drawn.contiguous(memory_format=torch.channels_last)
+            optimizer.step()
+        return parameter.detach()
+
+    assert torch.equal(weights(resumes=True), weights(resumes=False))

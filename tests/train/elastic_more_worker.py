@@ -1,4 +1,4 @@
-"""One rank of `test_elastic_more.py`: `elastic_more_worker.py FOLDER STOP`; STOP 0 goes to the end.
+"""One rank of `test_elastic_more.py`: `elastic_more_worker.py FOLDER STOP SHARDING`; STOP 0 goes to the end.
 
 A governed run with SAM, clipping, averaged weights and a ledger, in FOLDER/run. Rank 0 writes FOLDER/facts.json.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,7 @@ class DroppedThenNormed(ConvNet):
         return super().forward(nn.functional.dropout(images, 0.3, self.training))
 
 
-def make_trainer(folder: Path, stop: int, *, draws_before_norm: bool = False) -> Trainer:
+def make_trainer(folder: Path, stop: int, sharding: Any, *, draws_before_norm: bool = False) -> Trainer:
     """Return the trainer; everything follows from fixed seeds."""
     generator = torch.Generator().manual_seed(1)
     data = (torch.randn(250, 1, 8, 8, generator=generator), torch.randint(5, (250,), generator=generator))
@@ -74,6 +75,7 @@ def make_trainer(folder: Path, stop: int, *, draws_before_norm: bool = False) ->
             num_microbatches=MICROBATCHES,
             num_threads=1,
             run_folder=folder,
+            sharding=sharding,
             details_every=1,
             update_norm_every=3,
             direction_every=2,
@@ -86,11 +88,11 @@ def make_trainer(folder: Path, stop: int, *, draws_before_norm: bool = False) ->
 
 def main() -> None:
     """Run one rank."""
-    base, stop = Path(sys.argv[1]), int(sys.argv[2])
+    base, stop, sharding = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
-    trainer = make_trainer(base / "run", stop)
+    trainer = make_trainer(base / "run", stop, sharding)
     result = trainer.fit()
     last = read_checkpoint(list_checkpoints(base / "run" / "checkpoints")[0])
     facts = {
@@ -103,7 +105,7 @@ def main() -> None:
     }
     if not stop:
         # A run of its own, since its metric is known to be in doubt.
-        drawn = make_trainer(base / "drawn", 0, draws_before_norm=True)
+        drawn = make_trainer(base / "drawn", 0, sharding, draws_before_norm=True)
         facts["drawn"] = dict(drawn.fit().metrics)
     if os.environ["RANK"] == "0":
         (base / "facts.json").write_text(json.dumps(facts))

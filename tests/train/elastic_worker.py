@@ -27,9 +27,9 @@ from cosmati.methods import EMA, MixUp
 from cosmati.optim import SGD, AdamW, Cosine, Muon
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
-from cosmati.train.layout import whole
-from cosmati.train.layout.exchange import RankSum
+from cosmati.train.layout.pair_sum import clear
 from cosmati.train.layout.tree import Leaf
+from cosmati.train.layout.whole import Whole
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
@@ -73,7 +73,7 @@ class FoldedSum:
         self._leaves: list[list[Tensor]] = []
 
     def lend(self) -> None:
-        whole.clear(self._tensors)
+        clear(self._tensors)
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         assert not widened, "every parameter is float32"
@@ -154,8 +154,7 @@ def main() -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     if control != "none":
-        whole.RankSum = lambda ranks, tensors: FoldedSum(ranks, tensors, control)  # type: ignore[assignment,misc]
-    assert control != "none" or whole.RankSum is RankSum
+        Whole.new_sum = lambda own, _: FoldedSum(own.ranks, own.tensors, control)  # type: ignore[method-assign,assignment,return-value]
     cases = list(OPTIMIZERS) if control == "none" else ["sgd"]
     facts = {case: run(case, base / case, stop) for case in cases}
     if os.environ["RANK"] == "0":

@@ -19,9 +19,9 @@ from tests.train.elastic_more_worker import STEPS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def _launch(folder: Path, world: int, *, stop: int = 0) -> dict[str, Any]:
+def _launch(folder: Path, world: int, *, stop: int = 0, sharding: str = "replicated") -> dict[str, Any]:
     """Start or go on with the run in a folder on so many ranks, and return what rank 0 found."""
-    launch_ranks([elastic_more_worker.__file__, folder, str(stop)], world)
+    launch_ranks([elastic_more_worker.__file__, folder, str(stop), sharding], world)
     facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return facts
 
@@ -56,13 +56,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder, facts
 
 
-@pytest.fixture(scope="module", params=[2, 4, 8])
+@pytest.fixture(
+    scope="module", params=[(2, "replicated"), (4, "replicated"), (8, "replicated"), (2, "optimizer"), (4, "optimizer")]
+)
 def together(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, alone: tuple[Path, dict[str, Any]]
 ) -> tuple[Path, dict[str, Any]]:
     """The run on several ranks, with the secrets of the run on one."""
-    folder = _with_secrets_of(tmp_path_factory.mktemp(f"world-{request.param}"), alone[0])
-    return folder, _launch(folder, request.param)
+    world, sharding = request.param
+    folder = _with_secrets_of(tmp_path_factory.mktemp(f"world-{world}"), alone[0])
+    return folder, _launch(folder, world, sharding=sharding)
 
 
 def test_state_and_metrics_have_the_bits_of_one_rank(
@@ -93,8 +96,8 @@ def test_metrics_of_a_model_that_draws_before_batchnorm(
 
 
 def test_four_two_eight_one_in_one_run(tmp_path: Path, alone: tuple[Path, dict[str, Any]]) -> None:
-    for world, stop in ((4, 3), (2, 7), (8, 12)):
-        facts = _launch(tmp_path, world, stop=stop)
+    for world, stop, sharding in ((4, 3, "optimizer"), (2, 7, "replicated"), (8, 12, "optimizer")):
+        facts = _launch(tmp_path, world, stop=stop, sharding=sharding)
         assert (facts["outcome"], facts["step"]) == ("stopped", stop)
     assert _launch(tmp_path, 1) == alone[1]
     report = verify_ledger(tmp_path / "run" / "ledger")

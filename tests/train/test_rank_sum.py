@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from cosmati.errors import PlanError
 from cosmati.train.layout.exchange import RankSum, sum_type
+from cosmati.train.layout.piece import Bucket, evenly, in_buckets
 from cosmati.train.ranks import Ranks
 
 V = 8
@@ -28,6 +30,11 @@ class Threads:
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * world
 
+    @property
+    def rank(self) -> int:
+        """The thread's own."""
+        return int(self._own.rank)
+
     def _exchange(self, value: Tensor) -> list[Tensor]:
         self._given[self._own.rank] = value.clone()
         self._met.wait()
@@ -35,12 +42,23 @@ class Threads:
         self._met.wait()
         return given
 
-    def all_to_all_single(self, output: Tensor, own: Tensor) -> None:
-        given = self._exchange(own)
-        output.copy_(torch.cat([one.chunk(self.world)[self._own.rank] for one in given]))
+    def all_to_all_single(
+        self, output: Tensor, own: Tensor, received: list[int], sent: list[int], *, async_op: bool
+    ) -> Any:
+        assert async_op
+        assert len({*received}) == 1
+        given = [one.split(sent)[self._own.rank] for one in self._exchange(own)]
+        return self._later(lambda: output.copy_(torch.cat(given)))
 
-    def all_gather_single(self, output: Tensor, own: Tensor) -> None:
-        output.copy_(torch.cat(self._exchange(own)))
+    def all_gather_single(self, output: Tensor, own: Tensor, *, async_op: bool) -> Any:
+        given = self._exchange(own)
+        later = self._later(lambda: output.copy_(torch.cat(given)))
+        return later if async_op else later.wait()
+
+    @staticmethod
+    def _later(arrives: Callable[[], Any]) -> Any:
+        """What was received isn't there before somebody has waited for it."""
+        return SimpleNamespace(wait=arrives)
 
     def all_reduce(self, value: Tensor, op: Any) -> None:
         assert op is dist.ReduceOp.MAX
@@ -82,6 +100,13 @@ def _parameters() -> list[nn.Parameter]:
     return [nn.Parameter(shape) for shape in shapes]
 
 
+def _buckets(parameters: list[nn.Parameter], world: int) -> list[Bucket]:
+    sizes = [parameter.numel() for parameter in parameters]
+    groups = in_buckets(sizes, 40)
+    assert len(groups) > 1
+    return [evenly(group, sizes, world, 16) for group in groups]
+
+
 def _leaves() -> list[list[Tensor | None]]:
     """For each microbatch a gradient for each parameter: the last one is absent everywhere, others now and then."""
     generator = torch.Generator().manual_seed(1)
@@ -103,16 +128,20 @@ def _pairwise(values: list[Tensor | None]) -> Tensor | None:
     return values[0]
 
 
-def test_the_sum_has_the_bits_of_one_tree_on_every_rank(threads: Threads) -> None:
+@pytest.mark.parametrize("run", [0, 1, 2])
+def test_the_sum_has_the_bits_of_one_tree_on_every_rank(threads: Threads, run: int) -> None:
     leaves = _leaves()
 
     def work(ranks: Ranks) -> list[Tensor | None]:
         parameters = _parameters()
-        total = RankSum(ranks, parameters)
+        ranks.run = min(run, V // ranks.world)
+        total = RankSum(ranks, parameters, V, _buckets(parameters, ranks.world))
         for microbatch in ranks.mine(V):
             leaf = leaves[microbatch]
+            total.lend()
             for parameter, gradient in zip(parameters, leaf, strict=True):
-                parameter.grad = None if gradient is None else gradient.clone()
+                if gradient is not None:  # as autograd adds it
+                    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
             # What was brought to float32 comes beside the parameters, and takes the place of what they hold.
             widened = {i: gradient for i, gradient in enumerate(leaf[:2]) if gradient is not None}
             for index in widened:
@@ -136,7 +165,7 @@ def test_the_sum_has_the_bits_of_one_tree_on_every_rank(threads: Threads) -> Non
 def test_gradients_start_at_aligned_addresses(threads: Threads) -> None:
     def work(ranks: Ranks) -> list[int]:
         parameters = _parameters()
-        total = RankSum(ranks, parameters)
+        total = RankSum(ranks, parameters, V, [evenly(range(7), [p.numel() for p in parameters], ranks.world, 16)])
         for _ in ranks.mine(V):
             for parameter in parameters:
                 parameter.grad = torch.ones(parameter.shape)
@@ -147,14 +176,18 @@ def test_gradients_start_at_aligned_addresses(threads: Threads) -> None:
     assert threads.run(work) == [[0, 64, 128, 192, 448, 512, 640]] * threads.world
 
 
-def test_what_each_rank_knows_comes_in_microbatch_order(threads: Threads) -> None:
+@pytest.mark.parametrize("run", [0, 1, 2])
+def test_what_each_rank_knows_comes_in_microbatch_order(threads: Threads, run: int) -> None:
+    width = min(run, V // threads.world) or V // threads.world
+
     def work(ranks: Ranks) -> tuple[list[int], Tensor, bool, bool]:
-        mine = list(ranks.mine(V))
+        ranks.run = min(run, V // ranks.world)
+        mine = ranks.mine(V)
         table = ranks.gather(torch.tensor([[m, 10 * m] for m in mine]).t().contiguous().t())
         return mine, table, ranks.agree(flag=ranks.rank == 1), ranks.agree(flag=False)
 
     for rank, (mine, table, some, none) in enumerate(threads.run(work)):
-        assert mine == list(range(rank, V, threads.world))
+        assert mine == [m for m in range(V) if m // width % threads.world == rank]
         assert table.tolist() == [[m, 10 * m] for m in range(V)]
         assert (some, none) == (True, False)
 
@@ -168,6 +201,23 @@ def test_optimizers_share_flat_tensors_in_the_order_of_ranks(threads: Threads) -
     assert [one[:2] for one in found] == [(rank, threads.world) for rank in range(threads.world)]
     for *_, gathered in found:
         assert gathered.tolist() == [[float(rank)] * 3 for rank in range(threads.world)]
+
+
+def test_microbatches_that_are_cut_stay_with_their_rank(threads: Threads) -> None:
+    """Piece k of microbatch m is microbatch k V + m (`Cuts`), and ranks still run whole subtrees of V."""
+
+    def work(ranks: Ranks) -> tuple[list[int], list[int], list[int]]:
+        ranks.share_out(V)
+        slots = ranks.slots(2 * V)
+        assert sorted(m for slot in slots for m in slot) == list(range(2 * V))
+        mine = ranks.mine(2 * V)
+        return ranks.mine(V), mine, ranks.gather(torch.tensor(mine)).tolist()
+
+    for rank, (whole, cut, gathered) in enumerate(threads.run(work)):
+        width = V // threads.world
+        assert whole == list(range(rank * width, (rank + 1) * width))
+        assert cut == [*whole, *(V + m for m in whole)]
+        assert gathered == list(range(2 * V))
 
 
 def test_ranks_that_do_not_divide_the_microbatches_are_refused() -> None:

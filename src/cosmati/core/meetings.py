@@ -18,6 +18,7 @@ _OPERATORS = (
     *("isend", "irecv", "batch_p2p_ops"),
 )
 """Those of torch's functional collectives, which reach a group past its functions."""
+_forbidden = list[list[str]]()
 
 
 class MetAloneError(RuntimeError):
@@ -32,6 +33,11 @@ def num_collectives() -> list[int]:
     return [group._get_sequence_number_for_group() for group in groups]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+def may_meet() -> bool:
+    """Say whether collectives may be called: not within `meeting_nobody`."""
+    return not _forbidden
+
+
 @contextmanager
 def meeting_nobody() -> Iterator[None]:
     """Let code call no collective, which would wait for ever for processes that don't run it.
@@ -43,6 +49,8 @@ def meeting_nobody() -> Iterator[None]:
     """
     tried = list[str]()
     with ExitStack() as stack:
+        _forbidden.append(tried)
+        stack.callback(_forbidden.pop)
         waiting = [name for name in vars(dist.ProcessGroup) if any(part in name for part in _MET)]
         operators = (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd)  # noqa: SLF001  (torch's own)
         for owner, names in ((dist.ProcessGroup, waiting), *((one, _OPERATORS) for one in operators)):

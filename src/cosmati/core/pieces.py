@@ -30,6 +30,10 @@ class Cut(Protocol):
         """Return this rank's piece of a whole tensor."""
         ...
 
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether any rank says so of its pieces."""
+        ...
+
 
 class Uncut:
     """Every rank holds everything."""
@@ -45,6 +49,10 @@ class Uncut:
     def piece(self, name: str, whole: Tensor) -> Tensor:  # noqa: ARG002  (see `Cut`)
         """Return the tensor."""
         return whole
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return what is said of everything."""
+        return flag
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,14 @@ class Pieces:
     def whole(self, name: str) -> Tensor:
         """Return a whole tensor, of which this rank may hold a piece. Every rank has to ask."""
         return self.cut.whole(name, self.tensors[name])
+
+    def alike(self, other: Pieces) -> Pieces:
+        """Return other tensors cut as these are."""
+        if other.cut is self.cut:
+            return other
+        return replace(
+            other, tensors={name: self.cut.piece(name, other.whole(name)) for name in other.names}, cut=self.cut
+        )
 
     def norm(self) -> Tensor:
         """Return the norm over everything: a scalar, of the same bits on any number of ranks."""

@@ -97,13 +97,23 @@ def restore_optimizer(
             # the parameter follows it.
             on_device = bool(group.get("capturable") or group.get("fused"))
             state = {
-                key: value.to(parameter.device, copy=True) if value.ndim or on_device else value.clone()
+                key: _as_kept(value, parameter) if value.ndim or on_device else value.clone()
                 for key, value in own.items()
             }
             state |= saved["state"].get(name, {})
             if state:
                 optimizer.state[parameter] = state
     optimizer.state.update(saved["other"])
+
+
+def _as_kept(value: Tensor, parameter: Tensor) -> Tensor:
+    """Copy what was saved for a parameter: on its device, and laid out as it is (channels-last, say).
+
+    PyTorch's fused optimizers go through the memory of both as if it had one order, whatever their strides say.
+    """
+    if value.shape != parameter.shape:
+        return value.to(parameter.device, copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:
@@ -140,16 +150,27 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
     Names are without what compilation adds to them.
     """
+    return distinct_tensors(model.state_dict())
+
+
+def distinct_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a state, as `model_tensors` names them."""
     found: dict[str, Tensor] = {}
     seen: set[object] = set()
-    for name, value in model.state_dict().items():
+    for name, value in state.items():
         if isinstance(value, Tensor) and (place := _place(value)) not in seen:
             seen.add(place)
             found[name.replace("_orig_mod.", "")] = value
     return found
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, resumes: bool = False) -> None:
+def load_model_tensors(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    *,
+    resumes: bool = False,
+    own: Mapping[str, Tensor] | None = None,
+) -> None:
     """Copy what `model_tensors` gave into a model, in place, so that what is tied stays tied.
 
     Args:
@@ -157,11 +178,12 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, resum
         tensors: by name.
         resumes: they're of the very run that goes on. A buffer may have grown then, or have been None before the first
             forward pass (a memory bank, say), and takes the saved tensor.
+        own: what the model holds of them, by name; None for all that it has.
 
     Raises:
         CheckpointError: a name, a shape or a type differs; nothing has changed then.
     """
-    own = model_tensors(model)
+    own = model_tensors(model) if own is None else own
     slots = _buffer_slots(model)
     renewed = {name for name in slots.keys() & tensors.keys() if resumes and not _fits(own.get(name), tensors[name])}
     problems = [f"{name} is missing" for name in own.keys() - tensors.keys()]

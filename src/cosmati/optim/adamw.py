@@ -47,6 +47,10 @@ class BoundedAdamW(GroupedOptimizer):
         for group in self.param_groups:
             check_spheres("AdamW", group["params"], group)
 
+    def steps_elements(self, group: dict[str, Any]) -> bool:
+        """Say whether each element is stepped by itself: on a sphere it isn't."""
+        return not group.get("hyperball")
+
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
         lr, (beta1, beta2) = group["lr"], group["betas"]

@@ -43,6 +43,10 @@ class SignMomentum(GroupedOptimizer):
         options = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
         super().__init__(params, options | more_options(cautious=cautious, hyperball=False))
 
+    def steps_elements(self, group: dict[str, Any]) -> bool:
+        """Say that each element is stepped by itself."""
+        return True
+
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
         for parameter in present:

@@ -113,6 +113,10 @@ class OrthogonalizedMomentum(GroupedOptimizer):
         for group in self.param_groups:
             check_spheres("Muon", group["params"], group)
 
+    def kept_together(self, group: dict[str, Any]) -> list[list[Tensor]]:
+        """Return the matrices that are orthogonalized together."""
+        return _batches(group)
+
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the matrices of a group that have a gradient."""
         for parameter in present:

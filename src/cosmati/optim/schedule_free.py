@@ -59,6 +59,10 @@ class ScheduleFree(GroupedOptimizer):
         }
         super().__init__(params, options)
 
+    def steps_elements(self, group: dict[str, Any]) -> bool:
+        """Say that each element is stepped by itself."""
+        return True
+
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
         lr, (beta1, beta2) = group["lr"], group["betas"]

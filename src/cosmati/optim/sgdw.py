@@ -46,6 +46,10 @@ class DecoupledMomentum(GroupedOptimizer):
         for group in self.param_groups:
             group.setdefault("full_lr", group["lr"])
 
+    def steps_elements(self, group: dict[str, Any]) -> bool:
+        """Say that each element is stepped by itself."""
+        return True
+
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
         steps = list(gradients)

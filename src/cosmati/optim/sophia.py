@@ -82,6 +82,10 @@ class ClippedCurvature(GroupedOptimizer):
         for parameter, estimate in estimates.items():
             self._state_of(parameter)["curvature"].lerp_(estimate.to(parameter.dtype), 1 - betas[parameter][1])
 
+    def steps_elements(self, group: dict[str, Any]) -> bool:
+        """Say that each element is stepped by itself."""
+        return True
+
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
         states = [self._state_of(parameter) for parameter in present]

@@ -65,6 +65,14 @@ class GroupedOptimizer(torch.optim.Optimizer):
         """Return what to evaluate and ship in place of parameters; empty where these are it themselves."""
         return {}
 
+    def steps_elements(self, group: dict[str, Any]) -> bool:
+        """Say whether a group's parameters are stepped element by element, so that ranks may each step a part."""
+        return False
+
+    def kept_together(self, group: dict[str, Any]) -> list[list[Tensor]]:
+        """Return those of a group's parameters whose bits follow from being stepped together."""
+        return []
+
     @abstractmethod
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""

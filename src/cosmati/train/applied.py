@@ -95,7 +95,7 @@ class AppliedMethods:
         with torch.no_grad():
             for index in self._of_gradients:
                 method = self._methods[index]
-                changed = method.gradients(gradients, self._weights, at)
+                changed = method.gradients(gradients, gradients.alike(self._weights), at)
                 if not isinstance(changed, Pieces):
                     msg = (
                         f"{type(method).__name__}.gradients returned a {type(changed).__name__}, and the loop takes "

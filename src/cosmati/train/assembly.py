@@ -183,13 +183,14 @@ class Assembly:
         found = [f"{name} trains now, and didn't" for name in now.keys() - planned.keys()]
         found += [f"{name} trained, and doesn't now" for name in planned.keys() - now.keys()]
         found += [f"{name} is another tensor" for name in now.keys() & planned.keys() if now[name] is not planned[name]]
+        pieces = {name: id(piece) for name, piece in self.layout.pieces()}
         for scheduled in self.optimizers:
             held = {id(p) for group in scheduled.optimizer.param_groups for p in group["params"]}
             own = {self.layout.parameters[index] for index in scheduled.parameters}
             found += [
                 f"{p.name} is no longer in {type(scheduled.optimizer).__name__}"
                 for p in own
-                if id(p.tensor) not in held
+                if p.name in pieces and pieces[p.name] not in held
             ]
         if found:
             msg = (

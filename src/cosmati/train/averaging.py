@@ -25,7 +25,11 @@ def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Positi
     found: dict[str, Tensor] = {}
     for scheduled in assembly.optimizers:
         if isinstance(scheduled.optimizer, GroupedOptimizer):
-            found |= {names[id(p)]: value for p, value in scheduled.optimizer.evaluation_weights().items()}
+            own = scheduled.optimizer.evaluation_weights()
+            pieces = {f"{names[id(p)]}/average": value for p, value in own.items()}
+            whole = assembly.layout.whole_state(pieces, of_optimizers=True)
+            alike = assembly.layout.own_state(whole, of_optimizers=False)  # as weights are cut
+            found |= {name.removesuffix("/average"): value for name, value in alike.items()}
     return found or None
 
 

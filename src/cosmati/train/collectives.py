@@ -60,16 +60,16 @@ def without_met(plan: Plan, ranks: Ranks, *, is_on: bool) -> Plan:
     return _without(plan, ranks, f"{_WHO} call collectives of torch.distributed")
 
 
-def unmet(world: int, offered: Sequence[bool]) -> frozenset[int]:
+def unmet(ranks: Ranks, offered: Sequence[bool]) -> frozenset[int]:
     """Return the microbatches of a step that are run forward while other ranks have nothing to run.
 
     Args:
-        world: number of ranks.
+        ranks: of the run. In lockstep, those that have nothing to run keep the others company.
         offered: of each of the step's microbatches, whether it's run forward.
     """
-    if world == 1:
+    if ranks.world == 1 or ranks.in_lockstep:
         return frozenset()
-    slots = [range(first, first + world) for first in range(0, len(offered), world)]
+    slots = ranks.slots(len(offered))
     return frozenset(m for slot in slots if len({offered[m] for m in slot}) > 1 for m in slot if offered[m])
 
 
@@ -101,13 +101,13 @@ def run_alike(
     Raises:
         PlanError: model, loss or a hook wait for other ranks, and in this step not all of these run them.
     """
-    alone = unmet(ranks.world, offered)
+    alone = unmet(ranks, offered)
     if alone and ranks.has_met:
         refuse_unmet()
     if not (alone and runs_model):
         return [do() for do in own]
     done, is_alone = list[Result](), False
-    for number, do in zip(range(ranks.rank, len(offered), ranks.world), own, strict=True):
+    for number, do in zip(ranks.mine(len(offered)), own, strict=True):
         try:
             with meeting_nobody() if number in alone else nullcontext():
                 found = do()

@@ -101,7 +101,7 @@ class Commit:
                 found.append(gradients)
                 root = self._methods.gradients(gradients.root, step.positions[0])
                 folded = [tensor for one in statistics for tensor in (one.mean, one.variance)]
-                finite.check(gradients.loss, clock.step, list(root.tensors.values()), folded)
+                finite.check(gradients.loss, clock.step, root, folded)
                 if root:
                     self._tell("commit")
                     learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -17,6 +17,7 @@ from cosmati.ledger.witness_http import witness_and_url
 from cosmati.provenance.artifact import Artifact, distinct
 
 Precision = Literal["float32", "bfloat16"]
+Shards = Literal["replicated", "optimizer", "full"]
 
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
@@ -62,6 +63,9 @@ class RunConfig(NamedSettings):
         num_microbatches: V, a power of two; None takes 1, or 8 for an elastic or governed run.
         elastic: be able to run on any number of ranks up to V.
         max_ranks: raise V to at least this.
+        sharding: what ranks share out, which changes no bit: `replicated` is nothing; `optimizer` its state (ZeRO-1),
+            each rank steps its own part of the parameters; `full` parameters, gradients and state (FSDP2). A run may
+            go on under another one, on other ranks.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
         compile_blocks: compile each block of every `nn.ModuleList` or `nn.Sequential` by itself.
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
@@ -133,6 +137,7 @@ class RunConfig(NamedSettings):
     num_microbatches: int | None = None
     elastic: bool = False
     max_ranks: int = 1
+    sharding: Shards = "replicated"
     precision: Precision = "float32"
     compile_blocks: bool = False
     num_threads: int | None = None
@@ -180,6 +185,9 @@ class RunConfig(NamedSettings):
             found = [name for name, others in _PRECISIONS.items() if str(self.precision) in others]
             here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
             msg = f"Precision {self.precision!r} is not known. {here}."
+            raise PlanError(msg)
+        if self.sharding not in get_args(Shards):
+            msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."

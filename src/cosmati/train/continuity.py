@@ -10,7 +10,6 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
-from cosmati.core.state import model_tensors
 from cosmati.errors import CheckpointError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
@@ -71,7 +70,7 @@ class Continuity:
         self._where = ""
         self.never_finite = not_finite(
             {
-                **model_tensors(assembly.model),
+                **dict(assembly.layout.save()),
                 **loss_buffers([turn.loss for turn in assembly.turns], assembly.model),
             }
         )

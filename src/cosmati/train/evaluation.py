@@ -226,21 +226,24 @@ def evaluate(
         num_batches = 0
         for one in stateful.values():
             _start(one.metric, device)
-        for index, given in enumerate(evaluation.read()):
-            num_batches += 1
-            is_mine = index % ranks.world == ranks.rank
-            if is_mine or stateful:
-                data = given.data if isinstance(given, Batch) else given
-                with evaluation.unchanged(data, index), autocast:
-                    found = _read_by({**(means if is_mine else {}), **stateful}, model, moved(data, device))
-                if is_mine:
-                    rows[index] = found
+        with ranks.together():
+            for index, given in enumerate(evaluation.read()):
+                num_batches += 1
+                is_mine = index % ranks.world == ranks.rank
+                if is_mine or stateful:
+                    data = given.data if isinstance(given, Batch) else given
+                    with evaluation.unchanged(data, index), autocast:
+                        found = _read_by({**(means if is_mine else {}), **stateful}, model, moved(data, device))
+                    if is_mine:
+                        rows[index] = found
     width = 2 * len(means)
     padded = [
         rows.get(index, [0.0] * width)
         for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
     ]
-    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)).cpu()
+    own = torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)
+    by_rank = ranks.gather_by_rank(own).view(ranks.world, *own.shape)
+    table = by_rank.transpose(0, 1).reshape(ranks.world * len(padded), width).cpu()
     values = {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
         for i, name in enumerate(means)

@@ -147,6 +147,7 @@ class ExportingTrainer(Lifecycle):
         self._refuse_averaged("export()")
         run = run or self._own_run()
         a = self.assembly
+        whose = self._whose_average()
         with numerics(a), self.averaged() as model:
             if a.ranks.rank:
                 return copy.deepcopy(model).eval()
@@ -156,7 +157,7 @@ class ExportingTrainer(Lifecycle):
                 checkpoint=run.checkpoint or None,
                 step=self.clock.step,
                 structure=structure_digest(self.prepared.identity),
-                averaged=self._whose_average(),
+                averaged=whose,
                 methods=a.plan.methods,
                 is_low=a.config.precision == "bfloat16",
             )

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from cosmati.core.pieces import Cut, Pieces, Uncut
 from cosmati.errors import DivergenceError
 from cosmati.train.config import RunConfig
 
@@ -52,30 +53,35 @@ class FiniteCheck:
         return lambda: math.sqrt(sum(norm * norm for norm in _numbers(norms))) if norms else math.nan
 
     def check(
-        self, loss: Tensor, step: int, gradients: list[Tensor] | None = None, statistics: Sequence[Tensor] = ()
+        self, loss: Tensor, step: int, gradients: list[Tensor] | Pieces | None = None, statistics: Sequence[Tensor] = ()
     ) -> None:
         """Take note of what is about to be committed.
 
         Args:
             loss: scalar.
             step: its step.
-            gradients: as they go to the optimizers.
+            gradients: as they go to the optimizers; of pieces, every rank has to ask.
             statistics: of BatchNorm, as they would be folded or are: all are looked at.
 
         Raises:
             DivergenceError: something isn't finite.
         """
-        gradients = gradients or []
-        norms = self._norms = _norms(gradients) if self.keeps_norms else ()
+        cut: Cut = Uncut()
+        named = gradients.tensors if isinstance(gradients, Pieces) else {}
+        if isinstance(gradients, Pieces):
+            cut, gradients = gradients.cut, list(named.values())
+        is_cut, gradients = not isinstance(cut, Uncut), gradients or []
+        norms = self._norms = () if not self.keeps_norms else cut.norms(named) if is_cut else _norms(gradients)
         if self._is_cpu:
             value = loss.item()
             # Where norms are kept, they tell at no cost; but finite gradients may have a norm beyond their type.
             seems_finite = self.keeps_norms and math.isfinite(sum(_numbers(norms)))
-            is_bad = not seems_finite and self._is_wrong(gradients)
+            is_bad = not seems_finite and cut.anywhere(self._is_wrong(gradients))
             is_odd = bool(statistics) and self._is_wrong(statistics)
-        elif self._looks_at_once:
+        elif self._looks_at_once or is_cut:
             flags = [_flag(tensors, torch.zeros((), device=loss.device)) for tensors in (gradients, statistics)]
-            value, is_bad, is_odd = torch.stack([loss.detach().float(), *flags]).tolist()
+            value, is_wrong, is_odd = torch.stack([loss.detach().float(), *flags]).tolist()
+            is_bad = cut.anywhere(bool(is_wrong))
         else:
             wrong = _flag([*gradients, *statistics, loss.detach().clone()], torch.zeros((), device=loss.device))
             self._bad = wrong if self._bad is None else self._bad + wrong
@@ -105,19 +111,27 @@ class FiniteCheck:
             self._refuse(f"A loss or a gradient in the {self._config.check_every} steps up to {step} isn't finite.")
         self._bad = None
 
-    def publish(self, tensors: Mapping[str, Tensor], free: Iterable[str] = (), facts: object = ()) -> None:
+    def publish(
+        self,
+        tensors: Mapping[str, Tensor],
+        free: Iterable[str] = (),
+        facts: object = (),
+        anywhere: Callable[[bool], bool] = bool,
+    ) -> None:
         """Check what a checkpoint is about to hold.
 
         Args:
             tensors: by name.
             free: names that may hold what isn't finite (masks that began so).
             facts: what optimizers keep beside tensors.
+            anywhere: says whether any rank has found something, where ranks hold unlike parts.
 
         Raises:
             DivergenceError: one isn't finite.
         """
         wrong = sorted(not_finite(tensors) - set(free)) + not_a_number(facts, "optimizer")
-        if wrong:
+        if anywhere(bool(wrong)):
+            wrong = wrong or ["values on another rank"]
             self._refuse(f"{', '.join(wrong[:5])} {'is' if len(wrong) == 1 else 'are'} not finite: not saved.")
 
     def _refuse(self, what: str) -> None:

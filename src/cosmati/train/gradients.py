@@ -7,7 +7,6 @@ This is the road of every run with several microbatches, ranks, routes or passes
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -153,7 +152,7 @@ class StepPasses:
         for method in self._again:
             with torch.no_grad():
                 root = gradients.root
-                offsets = method.perturbation(weights.only(root.names), root, step.positions[0])
+                offsets = method.perturbation(root.alike(weights.only(root.names)), root, step.positions[0])
             if offsets is not None and given is not None:
                 self._tell("again")
                 reader = f"The second pass of step {step.positions[0].clock.step}, for {type(method).__name__},"
@@ -178,7 +177,7 @@ class StepPasses:
         norms, sketches, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
-        alone = unmet(a.ranks.world, [route.offered for route in step.routes])
+        alone = unmet(a.ranks, [route.offered for route in step.routes])
         opened = a.layout.step(admitted, learns, measure=due.norms, sketch=due.sketch)
         with opened as sums, self.watch.around(), self._profile.reading(is_on=due.entropy):
             for batch, position in zip(step.batches, step.positions, strict=True):
@@ -228,19 +227,21 @@ class StepPasses:
         except MetAloneError:
             return NO_LEAF._replace(failure=ALONE), ""
         except (RuntimeError, MemoryError) as error:
-            if why := shortage(error):
+            # In lockstep, a pass that broke off halfway can't be begun anew: the error ends the run.
+            if not self._a.ranks.in_lockstep and (why := shortage(error)):
                 return NO_LEAF._replace(failure=SHORT), why
             raise
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
         """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
-        number, world = step.positions[0].clock.step, self._a.ranks.world
+        number, ranks = step.positions[0].clock.step, self._a.ranks
         mixed = [m for m, r in enumerate(step.routes) if r.offered and r.tokens is not None and r.tokens.mixed]
         if not mixed or not self.watch.is_on or self._looked_at == number:
             return frozenset()
         self._looked_at = number
-        slots = Counter(m // world for m in mixed)
-        return frozenset(m for m in mixed if m // world == max(slots, key=slots.__getitem__))
+        slots = [[m for m in slot if m in mixed] for slot in ranks.slots(len(step.routes))]
+        busiest: list[int] = max(slots, key=len)
+        return frozenset(busiest)
 
     def _microbatch(
         self,
@@ -266,7 +267,7 @@ class StepPasses:
             objective, loss, weight = _objective(result, scale)
             around.look(objective)
             with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
-                slot.backward(objective)
+                slot.backward(objective, is_final=masks is None)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
         present = batch.present
         num_rows = float(batch.num_rows if present is None else int(present.sum()))

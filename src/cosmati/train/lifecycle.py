@@ -83,8 +83,7 @@ class Lifecycle(KnownNames):
         self._continuity: Continuity | None = None
         self._ended: str | None = None
         self._optimizer_watch = OptimizerWatch(a.optimizers)
-        self._needs_outcome, self._num_averaged = False, 0
-        self._is_training = a.model.training
+        self._needs_outcome, self._num_averaged, self._is_training = False, 0, a.model.training
 
     @property
     def model(self) -> nn.Module:
@@ -275,8 +274,8 @@ class Lifecycle(KnownNames):
             DivergenceError: one isn't finite, and began so.
         """
         if self._continuity is not None:
-            kept = self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
-            self.finite.publish({**dict(self.assembly.layout.save()), **kept}, self._continuity.never_finite)
+            a, kept = self.assembly, self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
+            self.finite.publish({**dict(a.layout.save()), **kept}, self._continuity.never_finite, (), a.ranks.agree)
 
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")

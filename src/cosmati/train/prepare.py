@@ -51,6 +51,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable, refuse_waiting
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
+from cosmati.train.sharding import sharded_as_asked
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
@@ -94,8 +95,7 @@ def prepare(given: Ingredients) -> Prepared:
     """
     refuse_misgiven(given)
     config, ranks = given.config, Ranks()
-    num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
-    ranks.mine(num_microbatches)
+    num_microbatches = _share_out(given, ranks)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
@@ -118,11 +118,12 @@ def prepare(given: Ingredients) -> Prepared:
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
+    cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)
     if config.compile_blocks:
         compile_blocks(model)
     assembly = Assembly(
         model=model,
-        layout=layout,
+        layout=cut,
         regions=regions,
         policy=policy,
         router=_router(given, policy, regions, class_map, model),
@@ -141,6 +142,13 @@ def prepare(given: Ingredients) -> Prepared:
     digest, text, vouched = digests_of(given.data)
     watch = watch_of(given, vouched, artifacts, assembly)
     return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
+
+
+def _share_out(given: Ingredients, ranks: Ranks) -> int:
+    """Share a step's microbatches out over the ranks, and return how many they are."""
+    num_microbatches = given.config.resolve_microbatches(governed=given.policy is not None)
+    ranks.share_out(num_microbatches, is_strided=given.config.sharding == "full")
+    return num_microbatches
 
 
 def _facts(

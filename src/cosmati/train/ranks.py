@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,9 +29,22 @@ if dist.is_available():
 class Ranks:
     """This process's place among the ranks; one rank where there is no process group and torchrun didn't start it.
 
+    Microbatches are dealt out in runs: each rank takes `run` consecutive ones, then each takes as many again. That's a
+    choice of cost, never of bits. Consecutive ones are a whole subtree, which a rank folds by itself and exchanges
+    once; with runs of 1 (0, W, 2W, ...) all ranks can reduce each slot's microbatches at once.
+
     Attributes:
+        run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
         has_met: whether the user's own code calls collectives, as far as is known.
+        num_early: collectives that were begun while the user's code ran, and aren't its own.
+        in_lockstep: passes through the model exchange weights and gradients by themselves, on all ranks alike.
+        together: stands around passes that some ranks have more of, where they're in lockstep.
     """
+
+    run = 0
+    num_early = 0
+    in_lockstep: bool = False
+    together: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self) -> None:
         if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
@@ -50,8 +64,27 @@ class Ranks:
         ranks.is_parallel, ranks.world, ranks.rank = False, 1, 0
         return ranks
 
-    def mine(self, num_microbatches: int) -> range:
-        """Return the microbatches that this rank runs.
+    def share_out(self, num_microbatches: int, *, is_strided: bool = False) -> None:
+        """Fix the runs in which a step's V microbatches are dealt out, and multiples of V where they are cut.
+
+        Args:
+            num_microbatches: V.
+            is_strided: in runs of 1.
+
+        Raises:
+            PlanError: the number of ranks doesn't divide V.
+        """
+        self.mine(num_microbatches)
+        self.run = 1 if is_strided else num_microbatches // self.world
+
+    def slots(self, num_microbatches: int) -> list[list[int]]:
+        """Return for each slot the microbatches that ranks run in it, in the order of ranks."""
+        run = self.run or num_microbatches // self.world
+        starts = range(0, num_microbatches, run * self.world)
+        return [[start + rank * run + i for rank in range(self.world)] for start in starts for i in range(run)]
+
+    def mine(self, num_microbatches: int) -> list[int]:
+        """Return the microbatches that this rank runs, in order.
 
         Raises:
             PlanError: the number of ranks doesn't divide V.
@@ -63,7 +96,7 @@ class Ranks:
                 f"V, or set RunConfig(num_microbatches=...) to a power of two that {self.world} divides."
             )
             raise PlanError(msg)
-        return range(self.rank, num_microbatches, self.world)
+        return [slot[self.rank] for slot in self.slots(num_microbatches)]
 
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order.
@@ -76,14 +109,22 @@ class Ranks:
         """
         if not self.is_parallel:
             return rows
+        run = self.run or len(rows)
+        gathered = self.gather_by_rank(rows).view(self.world, -1, run, *rows.shape[1:])
+        return gathered.transpose(0, 1).reshape(-1, *rows.shape[1:])
+
+    def gather_by_rank(self, rows: Tensor) -> Tensor:
+        """Return each rank's rows [n, ...], one rank after the other: [W * n, ...], the same on every rank."""
+        if not self.is_parallel:
+            return rows
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
         all_gather(gathered, rows.contiguous())
-        return gathered.view(self.world, *rows.shape).transpose(0, 1).reshape(gathered.shape)
+        return gathered
 
     @property
     def sharing(self) -> Sharing:
         """How optimizers share work on whole matrices over the ranks."""
-        return Sharing(self.rank, self.world, lambda flat: self.gather(flat[None]))
+        return Sharing(self.rank, self.world, lambda flat: self.gather_by_rank(flat[None]))
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Give every rank the first one's values, in place."""
@@ -102,23 +143,13 @@ class Ranks:
         """Return the ranks that have another digest than the first one."""
         if not self.is_parallel:
             return []
-        everyone = self.gather(torch.tensor([list(digest)], dtype=torch.uint8, device=_device()))
+        everyone = self.gather_by_rank(torch.tensor([list(digest)], dtype=torch.uint8, device=_device()))
         return (everyone != everyone[0]).any(1).nonzero().flatten().tolist()
 
     def unlike_names(self, digests: Mapping[str, bytes]) -> list[str]:
         """Return the names that not every rank has, or has with another digest."""
         told = self.told_by_all({name: digest.hex() for name, digest in digests.items()})
         return [name for name in sorted({*chain(*told)}) if len({one.get(name) for one in told}) > 1]
-
-    def told_by_all(self, facts: Mapping[str, str]) -> list[dict[str, str]]:
-        """Return what each rank has to tell, in their order."""
-        if not self.is_parallel:
-            return [dict(facts)]
-        own = json.dumps(dict(facts)).encode()
-        longest = int(self.gather(torch.tensor([len(own)], device=_device())).max())
-        # JSON may end in blanks.
-        everyone = self.gather(torch.tensor([list(own.ljust(longest))], dtype=torch.uint8, device=_device()))
-        return [json.loads(bytes(row)) for row in everyone.tolist()]
 
     def refuse_unlike(self, step: int, *given: object) -> None:
         """Refuse a step's batch that isn't the same on all ranks; looks at steps 0, 1, 2, 4, 8, and the first of all.
@@ -160,7 +191,7 @@ class Ranks:
         rows = -1
         if data is not None:
             rows = data.num_rows if isinstance(data, Batch) else count_rows_and_tokens(data)[0]
-        everyone = self.gather(torch.tensor([[num_passes, rows]], device=_device())).tolist()
+        everyone = self.gather_by_rank(torch.tensor([[num_passes, rows]], device=_device())).tolist()
         passes, counts = ({*found} for found in zip(*everyone, strict=True))
         if len(passes) == len(counts) == 1:
             return
@@ -173,17 +204,28 @@ class Ranks:
         )
         raise DataError(msg)
 
+    def told_by_all(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what each rank has to tell, in JSON."""
+        if not self.is_parallel:
+            return [dict(own)]
+        text = json.dumps(own).encode()
+        longest = int(self.gather_by_rank(torch.tensor([len(text)], device=_device())).max())
+        # JSON may end in blanks.
+        everyone = self.gather_by_rank(torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=_device()))
+        return [json.loads(bytes(row)) for row in everyone.tolist()]
+
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Stand around the user's code, and take note of collectives that it calls."""
-        if not self.is_parallel:
+        if not self.is_parallel or self.in_lockstep:
             yield
             return
-        before = num_collectives()
+        before, own = num_collectives(), self.num_early
         try:
             yield
         finally:
-            self.has_met |= before != num_collectives()
+            now = num_collectives()
+            self.has_met |= len(now) != len(before) or sum(now) - sum(before) != self.num_early - own
 
     def told(self, message: bytes) -> bytes:
         """Return what the first rank has to tell; one small exchange where that is nothing."""
@@ -218,10 +260,14 @@ def _leave_group() -> None:
         dist.destroy_process_group()
 
 
-def all_gather(gathered: Tensor, own: Tensor) -> None:
-    """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one."""
+def all_gather(gathered: Tensor, own: Tensor, *, is_async: bool = False) -> Any:  # noqa: ANN401  (PyTorch's work)
+    """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one.
+
+    Returns:
+        What is to be waited for, where it is asynchronous.
+    """
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-    getattr(dist, name)(gathered, own)
+    return getattr(dist, name)(gathered, own, async_op=is_async)
 
 
 def _device() -> torch.device:

@@ -48,6 +48,7 @@ _NEUTRAL = (
     "run_folder",
     "progress",
     "max_ranks",
+    "sharding",
     "elastic",
     "change",
     "load_weights",

@@ -49,14 +49,13 @@ def snapshot(
     optimizers = []
     for index, scheduled in enumerate(assembly.optimizers):
         own, facts = optimizer_tensors(scheduled.optimizer, names)
+        own = assembly.layout.whole_state(own, of_optimizers=True)
         tensors |= {f"optimizer/{index}/{name}": value for name, value in own.items()}
         optimizers.append(facts)
     for index, state in states.items():
-        tensors |= {
-            f"method/{index}/{name}": value
-            for name, value in state.items()
-            if next(iterate_tensors(value), None) is not None
-        }
+        kept = {name: value for name, value in state.items() if next(iterate_tensors(value), None) is not None}
+        kept = assembly.layout.whole_state(kept, of_optimizers=False)
+        tensors |= {f"method/{index}/{name}": value for name, value in kept.items()}
     tensors |= {
         name: value.clone()
         for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
@@ -88,13 +87,13 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     assembly.layout.load(checkpoint.model)
     names = _names(assembly)
     for index, scheduled in enumerate(assembly.optimizers):
-        own = _below(checkpoint.state, f"optimizer/{index}/")
+        own = assembly.layout.own_state(_below(checkpoint.state, f"optimizer/{index}/"), of_optimizers=True)
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
     restore_loss_buffers([turn.loss for turn in assembly.turns], assembly.model, checkpoint.state, assembly.device)
-    states = {
-        index: {name: value.to(assembly.device) for name, value in _below(checkpoint.state, f"method/{index}/").items()}
-        for index in range(len(assembly.plan.methods))
-    }
+    states: dict[int, State] = {}
+    for index in range(len(assembly.plan.methods)):
+        own = assembly.layout.own_state(_below(checkpoint.state, f"method/{index}/"), of_optimizers=False)
+        states[index] = {name: value.to(assembly.device) for name, value in own.items()}
     assembly.deferred_rows.restore(_below(checkpoint.state, "deferred/"))
     clock = Clock(*facts["clock"])
     if feed is not None:

@@ -292,13 +292,12 @@ class Trainer(ExportingTrainer):
         """Train on this rank's microbatches.
 
         Args:
-            mine: microbatches r, r + W, ... of the step.
+            mine: this rank's, in the order of its slots.
             class_ids: classes of all V microbatches, or of all their pieces.
         """
         a = self.assembly
         self.tell("step")
-        ours = range(a.ranks.rank, len(class_ids), a.ranks.world)
-        positions = [self.position(m) for m in ours]
+        positions = [self.position(m) for m in a.ranks.mine(len(class_ids))]
         for batch, at in zip(mine, positions, strict=True):
             a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]

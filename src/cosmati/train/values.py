@@ -180,6 +180,8 @@ def _bits(tensor: Tensor) -> object:
     """Return a tensor's content. Version counters don't tell: kernels of norms and `.data` write without marking."""
     if tensor.is_nested:
         return [_bits(part) for part in tensor.detach().unbind()]
+    if (part := getattr(tensor.detach(), "to_local", None)) is not None:  # of a sharded one, this rank's
+        tensor = part()
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return id(tensor), tensor._version  # noqa: SLF001
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()

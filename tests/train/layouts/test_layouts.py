@@ -1,4 +1,4 @@
-"""One contract for every layout: whole on one rank, whole on two, sharded by FSDP2 on two; against brute force."""
+"""One contract for every layout: whole on one rank and two, sharded by FSDP2 on two and four; against brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from tests.processes import launch_ranks
 from tests.train.layouts.worker import DENOMINATORS, NEAR_OUTPUT_ALONE, ROUTES, digest, make, objective
 
 ROOT = Path(__file__).parents[3]
-KINDS = {"whole": ("whole", 1), "whole on two ranks": ("whole", 2), "sharded on two ranks": ("sharded", 2)}
+KINDS = {
+    "whole": ("whole", 1),
+    "whole on two ranks": ("whole", 2),
+    "sharded on two ranks": ("sharded", 2),
+    "sharded on four ranks": ("sharded", 4),
+}
 
 
 @cache
@@ -131,7 +136,7 @@ def test_every_layout_gives_the_same() -> None:
     for other in others:
         same = {name for name in first if first[name] == other.get(name)}
         assert set(first) - same <= {"mine", "digest of the model"}
-    assert [exercised(kind)["mine"] for kind in KINDS] == [[0, 1, 2, 3], [0, 2], [0, 2]]
+    assert [exercised(kind)["mine"] for kind in KINDS] == [[0, 1, 2, 3], [0, 1], [0, 2], [0]]
     assert first["parameters"] == [[i, name, region] for i, (name, region) in enumerate(_named_regions())]
 
 

@@ -1,24 +1,36 @@
 """The tree over all ranks.
 
-Rank r runs microbatches r, r + W, r + 2W, ... The low levels of the tree are then across ranks and the high ones
-within a rank. Data moves by all-to-all and all-gather, and additions are local and in tree order, because the order of
-additions inside an all-reduce is the backend's to choose.
+A rank folds each run of its microbatches by itself, a whole subtree, and ranks exchange one leaf for each run. Data
+moves by all-to-all and all-gather, and additions are local and in tree order, because the order of additions inside an
+all-reduce is the backend's to choose. What is sent is what a ring sends: each rank gets W - 1 parts of its share of the
+gradients, and then the sums of the others' shares.
+
+Gradients travel in buckets, in the same order on all ranks: while the last microbatch's backward pass runs, each bucket
+leaves as soon as all of it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
+from cosmati.train.layout.pair_sum import PairSum
+from cosmati.train.layout.piece import Bucket, laid_out, memory
 from cosmati.train.layout.tree import Leaf, Tree
 from cosmati.train.ranks import Ranks, all_gather
 
-_ALIGNMENT = 16
-"""Floats in 64 bytes: gradients start at aligned addresses, whatever comes before them."""
+
+class _Sent(NamedTuple):
+    """A bucket under way: what was sent has to stay until it has arrived."""
+
+    flat: Tensor
+    received: Tensor
+    work: Any
 
 
 class RankSum:
@@ -27,54 +39,137 @@ class RankSum:
     Args:
         ranks: the data-parallel ranks.
         tensors: the parameters, which hold each leaf in turn.
+        num_microbatches: V.
+        buckets: in the order in which they're exchanged.
+        keeps_share: each rank keeps its own share of the sum, in place of all of it.
     """
 
-    def __init__(self, ranks: Ranks, tensors: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        tensors: Sequence[nn.Parameter],
+        num_microbatches: int,
+        buckets: Sequence[Bucket],
+        *,
+        keeps_share: bool = False,
+    ) -> None:
         self._ranks = ranks
         self._tensors = tensors
-        self._offsets = [0]
-        for tensor in tensors:
-            self._offsets.append(self._offsets[-1] + -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT)
-        size = -(-self._offsets[-1] // (ranks.world * _ALIGNMENT)) * ranks.world * _ALIGNMENT
-        self._flat = torch.empty(size, dtype=sum_type(tensors), device=tensors[0].device)
-        self._parts = torch.empty_like(self._flat)
-        self._shards: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-        self._present = torch.zeros(len(tensors), dtype=torch.uint8, device=tensors[0].device)
+        self._buckets = buckets
+        self._keeps_share = keeps_share
+        self._run = ranks.run or num_microbatches // ranks.world
+        self._num_left = num_microbatches // ranks.world
+        self._type = sum_type(tensors)
+        self._own = PairSum(tensors)
+        self._sent: list[_Sent] = []
+        self._flats: list[Tensor] = []
+        self._shares: list[Tree[Tensor]] = [Tree(lambda left, right: left.add_(right)) for _ in buckets]
+        self._awaited: list[set[int]] = []
+        self._awaited_with: dict[int, set[int]] = {}
+        # The last one says whether the user's code meets other ranks by itself.
+        self._present = torch.zeros(len(tensors) + 1, dtype=torch.uint8, device=tensors[0].device)
+
+    @property
+    def is_at_last(self) -> bool:
+        """Whether the next leaf is this rank's last one."""
+        return self._num_left == 1
 
     def lend(self) -> None:
-        """Leave nothing where autograd puts the leaf."""
-        for tensor in self._tensors:
-            tensor.grad = None
+        """Put what waits for a leaf where autograd adds the leaf to it."""
+        self._own.lend()
+
+    def expect(self, indices: Collection[int]) -> None:
+        """Send buckets while the last leaf comes, told by `arrived` of each of these parameters."""
+        self._awaited = [{*bucket.parameters} & {*indices} for bucket in self._buckets]
+        self._awaited_with = {index: awaited for awaited in self._awaited for index in awaited}
+
+    def arrived(self, index: int) -> None:
+        """Take note that the last leaf's gradient of a parameter is there."""
+        if index not in self._awaited_with:
+            return  # an earlier leaf's
+        self._awaited_with[index].discard(index)
+        while self._awaited and not self._awaited[0]:
+            del self._awaited[0]
+            self._send(self._buckets[len(self._sent)], {})
+            self._ranks.num_early += 1
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""
+        self._num_left -= 1
+        if self._num_left % self._run:
+            self._own.fold(widened)
+            return
+        for bucket in self._buckets[len(self._sent) :]:
+            self._send(bucket, widened)
+        self._awaited, self._own = [], PairSum(self._tensors)
+        if self._num_left:
+            self._land()
+
+    def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
+        """Send a run's sums to the ranks that add them."""
+        own, world = bucket.lengths[self._ranks.rank], self._ranks.world
+        flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._present.device)
         # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
-        self._flat.fill_(-0.0)
-        for index, tensor in enumerate(self._tensors):
-            gradient = widened.get(index, tensor.grad)
-            if gradient is not None:
-                self._place(self._flat, index).copy_(gradient)
-                self._present[index] = 1
-            tensor.grad = None
-        dist.all_to_all_single(self._parts, self._flat)
-        across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-        for part in self._parts.view(self._ranks.world, -1):
-            across.push(part)
-        self._shards.push(across.root().clone())
+        flat.fill_(-0.0)
+        sums = {index: self._own.last(index, widened) for index in sorted(bucket.parameters)}
+        for index, start, stop, place in bucket.parts:
+            total, like = sums[index], self._tensors[index]
+            if total is None:
+                continue
+            self._present[index] = 1
+            if stop - start == like.numel():
+                laid_out(flat[place : place + stop - start], like).copy_(total)
+            else:
+                flat[place : place + stop - start].copy_(memory(total, like)[start:stop])
+        received = flat.new_empty(world * own)
+        work = dist.all_to_all_single(received, flat, [own] * world, list(bucket.lengths), async_op=True)
+        self._sent.append(_Sent(flat, received, work))
+
+    def _land(self) -> None:
+        """Add what has arrived to this rank's share of the sum."""
+        self._flats = []
+        for (flat, received, work), shares in zip(self._sent, self._shares, strict=True):
+            work.wait()
+            self._flats.append(flat)
+            across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
+            for part in received.view(self._ranks.world, -1):
+                across.push(part)
+            shares.push(across.root().clone())
+        self._sent = []
+
+    def close(self) -> None:
+        """Wait for what is under way, where a step ends without its sum: what was sent stays so long."""
+        if len(self._sent) == len(self._buckets):
+            self._land()
 
     def root(self) -> Leaf:
-        """Return the step's sum; None where a parameter was absent from every leaf."""
-        flat = self._flat
-        all_gather(flat, self._shards.root())
+        """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
+        self._present[-1] = self._ranks.has_met
         dist.all_reduce(self._present, op=dist.ReduceOp.MAX)
-        return [self._place(flat, index) if seen else None for index, seen in enumerate(self._present.tolist())]
+        self._land()
+        *present, met = self._present.tolist()
+        self._ranks.has_met = bool(met)
+        summed = self._own_share() if self._keeps_share else self._gathered()
+        return [summed[index] if seen else None for index, seen in enumerate(present)]
 
-    def _place(self, flat: Tensor, index: int) -> Tensor:
-        """Return the place of a gradient, laid out as its parameter is: norms and products follow strides."""
-        tensor, start = self._tensors[index], self._offsets[index]
-        own = flat[start : start + tensor.numel()]
-        is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-        return own.as_strided(tensor.shape, tensor.stride()) if is_dense else own.view(tensor.shape)
+    def _gathered(self) -> dict[int, Tensor]:
+        shares = [shares.root() for shares in self._shares]
+        works = [all_gather(flat, own, is_async=True) for flat, own in zip(self._flats, shares, strict=True)]
+        for work in works:
+            work.wait()
+        return {
+            index: laid_out(flat[place : place + stop - start], self._tensors[index])
+            for flat, bucket in zip(self._flats, self._buckets, strict=True)
+            for index, start, stop, place in bucket.parts
+        }
+
+    def _own_share(self) -> dict[int, Tensor]:
+        found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
+        for bucket, shares in zip(self._buckets, self._shares, strict=True):
+            for index, start, stop, place in bucket.of(self._ranks.rank):
+                own, like = shares.root()[place : place + stop - start], self._tensors[index]
+                found[index] = laid_out(own, like) if len(own) == like.numel() else own
+        return found
 
 
 def sum_type(tensors: Sequence[Tensor]) -> torch.dtype:

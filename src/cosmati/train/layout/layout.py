@@ -56,8 +56,13 @@ class Slot(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def backward(self, objective: Tensor) -> None:
-        """Differentiate the microbatch's objective (a scalar) for what may learn from it. At most once."""
+    def backward(self, objective: Tensor, *, is_final: bool = True) -> None:
+        """Differentiate the microbatch's objective for what may learn from it. At most once, where that ends well.
+
+        Args:
+            objective: scalar.
+            is_final: where it doesn't, it isn't tried anew: what has arrived may leave for other ranks.
+        """
         ...
 
 
@@ -154,6 +159,19 @@ class Layout(Protocol):
         Raises:
             CheckpointError: they don't fit the model.
         """
+        ...
+
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state of optimizers or methods whole, as checkpoints hold it. Every rank has to ask.
+
+        Args:
+            tensors: by names of which one part, between slashes, is a parameter's; of optimizers, `parameter/key`.
+            of_optimizers: cut as optimizers hold parameters (see `pieces`), or else as methods do (see `weights`).
+        """
+        ...
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return what this rank keeps of whole state (see `whole_state`)."""
         ...
 
     def digest(self) -> bytes:

@@ -45,6 +45,27 @@ class PairSum:
             self._widened[index] = gradient if left is None else left.add_(gradient)
         self._push()
 
+    def last(self, index: int, widened: Mapping[int, Tensor]) -> Tensor | None:
+        """Take the last leaf's gradient of one parameter as it stands there; return the sum of all leaves.
+
+        So a sum is whole as soon as its gradient is, while others are still to come. Once for each parameter, in place
+        of the last `fold` and of `root`.
+
+        Args:
+            index: of the parameter.
+            widened: as `fold` takes it.
+        """
+        total, self._tensors[index].grad = self._tensors[index].grad, None
+        if self._left is not None:
+            self._left[index] = None
+        if index in widened or index in self._widened:
+            left, total = self._widened.get(index), widened.get(index)
+            total = left if total is None else total if left is None else left.add_(total)
+        for level in self._tree.waiting():
+            left, level[index] = level[index], None
+            total = left if total is None else total if left is None else left.add_(total)
+        return total
+
     def root(self) -> Leaf:
         """Return the sum; None where a parameter was absent from every leaf."""
         if self._left is not None:

@@ -6,7 +6,7 @@ the bits of its root. A parameter that may not learn from a microbatch is *absen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ Leaf = list[Tensor | None]
 """One gradient for each parameter, None where absent."""
 
 Node = TypeVar("Node")
+_DOUBLE = (torch.float64, torch.complex128)
 
 
 def add_leaves(left: Leaf, right: Leaf) -> Leaf:
@@ -29,6 +30,31 @@ def add_leaves(left: Leaf, right: Leaf) -> Leaf:
 def present(leaf: Leaf, indices: Iterable[int]) -> list[Tensor]:
     """Return the gradients at some indices, without the absent ones."""
     return [gradient for i in indices if (gradient := leaf[i]) is not None]
+
+
+def divide(root: Leaf, members: Sequence[Sequence[int]], denominators: Tensor) -> None:
+    """Divide in place. A region whose teachers have no weight (no labels, say) has no gradient: it rests.
+
+    Of double precision is what gradients of double precision are divided by: rounded, it's 2e-8 off.
+
+    Args:
+        root: the sum of all leaves.
+        members: indices of each region's parameters.
+        denominators: float64 [regions].
+    """
+    divisors = denominators.float()
+    for own, value, region in zip(members, divisors.tolist(), range(len(members)), strict=True):
+        if value == 0.0:
+            for index in own:
+                root[index] = None
+            continue
+        gradients = present(root, own)
+        doubles = [gradient for gradient in gradients if gradient.dtype in _DOUBLE]
+        others = [gradient for gradient in gradients if gradient.dtype not in _DOUBLE] if doubles else gradients
+        if doubles:
+            torch._foreach_div_(doubles, denominators[region])
+        if others and value != 1.0:
+            torch._foreach_div_(others, divisors[region])
 
 
 class Tree(Generic[Node]):
@@ -53,6 +79,10 @@ class Tree(Generic[Node]):
             node = self._add(left, node)
             self._levels[level] = None
         self._levels.append(node)
+
+    def waiting(self) -> list[Node]:
+        """Return the nodes that wait for their right neighbours, from the lowest level to the highest."""
+        return [node for node in self._levels if node is not None]
 
     def root(self) -> Node:
         """Return the sum of 2^k leaves."""

@@ -15,7 +15,9 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from cosmati.core.meetings import may_meet
 from cosmati.core.pieces import Pieces
 from cosmati.core.state import load_model_tensors, model_tensors, parameter_root
 from cosmati.errors import PlanError
@@ -25,11 +27,14 @@ from cosmati.train.direction_sketch import WIDTH, DirectionSketch
 from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.pair_sum import PairSum, clear
-from cosmati.train.layout.tree import Leaf, present
+from cosmati.train.layout.piece import Bucket, alignment_of, evenly, in_buckets
+from cosmati.train.layout.tree import divide
 from cosmati.train.ranks import Ranks
 
+BUCKET_ELEMENTS = 1 << 18
+"""Gradients are exchanged so many at a time, 1 MiB: more than that while backward runs, and few enough messages."""
+
 _WIDE = (torch.float32, torch.float64)
-_DOUBLE = (torch.float64, torch.complex128)
 
 
 class Admission(NamedTuple):
@@ -74,6 +79,18 @@ class Whole:
         self.admission = lru_cache(maxsize=256)(self._admission)
         self.arrives_once = False
         self.has_warned = False
+        self._buckets = self._planned() if ranks.is_parallel else ()
+
+    def _planned(self) -> tuple[Bucket, ...]:
+        """Return in which buckets gradients are exchanged."""
+        sizes, alignment = [tensor.numel() for tensor in self.tensors], alignment_of(self.tensors)
+        return tuple(evenly(group, sizes, self.ranks.world, alignment) for group in in_buckets(sizes, BUCKET_ELEMENTS))
+
+    def new_sum(self, num_microbatches: int) -> PairSum | RankSum:
+        """Return the tree over a step's leaves."""
+        if not self.ranks.is_parallel:
+            return PairSum(self.tensors)
+        return RankSum(self.ranks, self.tensors, num_microbatches, self._buckets)
 
     def pieces(self) -> list[tuple[str, nn.Parameter]]:
         """Return names and parameters."""
@@ -82,6 +99,10 @@ class Whole:
     def weights(self) -> Pieces:
         """Return the parameters as methods see them."""
         return self._weights
+
+    def gradients(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        """Return gradients as methods see them."""
+        return self._weights.having(tensors)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order."""
@@ -162,6 +183,14 @@ class Whole:
         """Take whole parameters and buffers."""
         load_model_tensors(self._model, tensors, resumes=True)
 
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state as it is: each rank has it whole."""
+        return dict(tensors)
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state as it is."""
+        return dict(tensors)
+
     def digest(self) -> bytes:
         """Return the Merkle root over parameters and buffers."""
         return parameter_root(dict(self.save()))
@@ -182,17 +211,21 @@ class WholeStep:
         self.layout = layout
         self.measures, self.sketch = measure, sketch
         self._admissions = [layout.admission(weights, learns) for weights in routes]
-        self._sum: PairSum | RankSum = (
-            RankSum(layout.ranks, layout.tensors) if layout.ranks.is_parallel else PairSum(layout.tensors)
-        )
+        self._sum = layout.new_sum(len(routes))
         self.in_backward: WholeSlot | None = None
         # Norms need every gradient's arrival, and the first step of a run looks whether each arrives once.
         attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
         looks = measure or sketch is not None
         watched = attenuated if layout.arrives_once and not looks else learns
-        self._handles = [
+        self._handles: list[RemovableHandle] = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
         ]
+        # Buckets that leave early would come between collectives of the user's own, on other ranks in another order.
+        if isinstance(self._sum, RankSum) and layout.arrives_once and not layout.ranks.has_met:
+            self._handles += [
+                layout.tensors[index].register_post_accumulate_grad_hook(self._end_of(self._sum, index))
+                for index in learns - layout.narrow
+            ]
 
     def slot(self, microbatch: int) -> WholeSlot:
         """Return the slot of this rank's next microbatch."""
@@ -211,10 +244,27 @@ class WholeStep:
 
         return arrive
 
+    def _end_of(self, total: RankSum, index: int) -> Callable[[Tensor], None]:
+        """Say of the last leaf that a gradient of it is there."""
+
+        def end(_: Tensor) -> None:
+            if self.in_backward is not None:
+                total.arrived(index)
+
+        return end
+
+    def begin(self, slot: WholeSlot, indices: frozenset[int], *, is_final: bool) -> None:
+        """Take note that a slot's backward pass begins, for which parameters, and whether it isn't run anew."""
+        self.in_backward = slot
+        if isinstance(self._sum, RankSum) and self._sum.is_at_last and is_final and may_meet():
+            self._sum.expect(indices)
+
     def close(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
             handle.remove()
+        if isinstance(self._sum, RankSum):
+            self._sum.close()
 
     def lend(self) -> None:
         """Make the parameters' gradients ready for a leaf, and for nothing that a loss has left there by itself."""
@@ -237,30 +287,10 @@ class WholeStep:
         root = self._sum.root()
         self.layout.arrives_once = True
         if denominators is not None:
-            self._divide(root, denominators)
-        return self.layout.weights().having(
+            divide(root, self.layout.members, denominators)
+        return self.layout.gradients(
             {p.name: gradient for p, gradient in zip(self.layout.parameters, root, strict=True) if gradient is not None}
         )
-
-    def _divide(self, root: Leaf, denominators: Tensor) -> None:
-        """Divide in place. A region whose teachers have no weight (no labels, say) has no gradient: it rests.
-
-        Of double precision is what gradients of double precision are divided by: rounded, it's 2e-8 off.
-        """
-        divisors = denominators.float()
-        values = divisors.tolist()
-        for region, members in enumerate(self.layout.members):
-            if values[region] == 0.0:
-                for index in members:
-                    root[index] = None
-                continue
-            gradients = present(root, members)
-            doubles = [gradient for gradient in gradients if gradient.dtype in _DOUBLE]
-            others = [gradient for gradient in gradients if gradient.dtype not in _DOUBLE] if doubles else gradients
-            if doubles:
-                torch._foreach_div_(doubles, denominators[region])
-            if others and values[region] != 1.0:
-                torch._foreach_div_(others, divisors[region])
 
 
 class WholeSlot:
@@ -292,7 +322,7 @@ class WholeSlot:
             if self._step.sketch is not None:
                 self.sketches = self._regional_sketches()
 
-    def backward(self, objective: Tensor) -> None:
+    def backward(self, objective: Tensor, *, is_final: bool = True) -> None:
         """Differentiate the objective for what may learn from it.
 
         Autograd prunes what isn't asked for: a denied weight gradient isn't computed, and the pass stops where nothing
@@ -304,7 +334,7 @@ class WholeSlot:
             return
         self._step.lend()
         self._is_lent = True
-        self._step.in_backward = self
+        self._step.begin(self, indices, is_final=is_final)
         try:
             if len(tensors) == len(layout.tensors):
                 objective.backward()
@@ -342,7 +372,7 @@ class WholeSlot:
         rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
         if rho != 1:
             gradient = gradient * rho
-        self._seen[index] = _norm(gradient) if self._step.measures else None
+        self._seen[index] = leaf_norm(gradient) if self._step.measures else None
         if self._step.sketch is not None:
             self._sketched[index] = self._step.sketch.of(self._step.layout.parameters[index].name, gradient)
         return gradient if rho != 1 else None
@@ -362,7 +392,8 @@ class WholeSlot:
         return [reduce(torch.add, sketches) if sketches else nothing for sketches in found]
 
 
-def _norm(gradient: Tensor) -> Tensor:
+def leaf_norm(gradient: Tensor) -> Tensor:
+    """Return the norm of a gradient as it arrives: a scalar."""
     # An expanded gradient has the norm of what autograd makes of it in memory.
     norm: Tensor = torch.linalg.vector_norm(gradient.contiguous() if 0 in gradient.stride() else gradient)
     return norm

@@ -271,9 +271,10 @@ class LedgerObserver(Observer):
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the entry of a commit."""
-        step, ranks = outcome.clock.step - 1, self._ranks
-        ours = enumerate(outcome.batches)
-        commitments = [self._commit_batch(batch, outcome, step, i * ranks.world + ranks.rank) for i, batch in ours]
+        step, ours = outcome.clock.step - 1, self._ranks.mine(self._ranks.world * len(outcome.batches))
+        commitments = [
+            self._commit_batch(batch, outcome, step, m) for m, batch in zip(ours, outcome.batches, strict=True)
+        ]
         kept = self._kept(outcome)
         packed = self._packed(outcome, step)
         table = torch.tensor(
@@ -333,7 +334,7 @@ class LedgerObserver(Observer):
         """Return what the cells of packs are made from; nothing where no microbatch of the step is routed by token."""
         if not are_packs(outcome.routes):
             return [[] for _ in outcome.batches]
-        ours = range(self._ranks.rank, len(outcome.routes), self._ranks.world)
+        ours = self._ranks.mine(len(outcome.routes))
         return [
             class_columns(batch, outcome.routes, self._commit, self._classes, step, m)
             for m, batch in zip(ours, outcome.batches, strict=True)

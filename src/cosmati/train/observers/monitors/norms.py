@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from cosmati.core.clock import Clock
+from cosmati.errors import PlanError
 from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
@@ -91,6 +92,13 @@ class GradientNorms(Monitor):
 
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:  # noqa: ANN401  (its own)
         gradients: list[Tensor] = []
+        if getattr(optimizer, "holds_pieces", False):
+            msg = (
+                "GradientNorms sees what optimizers hold, and with this sharding each rank holds pieces. Leave it "
+                "out (every step's outcome has the norm of all gradients), or train with "
+                "RunConfig(sharding='replicated')."
+            )
+            raise PlanError(msg)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             region = self._region_of.get(id(parameter))
             # Of an optimizer that calls another one's step, or its base class's, the hook is called twice.

@@ -1,0 +1,182 @@
+"""Pieces of parameters that one rank each holds: how whole tensors are had from them, and their norms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cosmati.core.pieces import Uncut
+from cosmati.train.layout.layout import Parameter
+from cosmati.train.layout.piece import Piece, laid_out, memory, strides_of
+from cosmati.train.ranks import Ranks, all_gather
+
+
+class OwnedCut:
+    """How gradients are cut into pieces with an owner each (see `Cut`).
+
+    A rank holds nothing of most tensors: their pieces are then empty here.
+
+    Args:
+        ranks: the data-parallel ranks.
+        parameters: all of them.
+        pieces: all of them, on all ranks.
+    """
+
+    def __init__(self, ranks: Ranks, parameters: Sequence[Parameter], pieces: Sequence[Piece]) -> None:
+        self._ranks = ranks
+        self._like: dict[str, nn.Parameter] = {p.name: p.tensor for p in parameters}
+        self.pieces: dict[str, list[Piece]] = {name: [] for name in self._like}
+        for piece in pieces:
+            self.pieces[parameters[piece.parameter].name].append(piece)
+
+    def own(self, name: str) -> Piece | None:
+        """Return this rank's piece of a parameter."""
+        return next((piece for piece in self.pieces[name] if piece.owner == self._ranks.rank), None)
+
+    def is_whole(self, name: str) -> bool:
+        """Say whether a parameter is with one rank."""
+        return len(self.pieces[name]) <= 1
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the norm of each whole tensor: where it lies, or of what is cut for its size, everywhere."""
+        if not tensors:
+            return []
+        cut = self.wholes({name: piece for name, piece in tensors.items() if not self.is_whole(name)})
+        own = {name: piece for name, piece in tensors.items() if self.is_whole(name) and self.own(name) is not None}
+        found = dict(zip((*own, *cut), Uncut().norms({**own, **cut}), strict=True))
+        like = next(iter(tensors.values()))
+        kind = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors.values()) else torch.float32
+        table = torch.zeros(1, len(tensors), dtype=kind, device=like.device)
+        for place, name in enumerate(tensors):
+            if name in found:
+                table[0, place] = found[name]
+        everyone = self._ranks.gather_by_rank(table)
+        owners = [self.pieces[name][0].owner if self.pieces[name] else 0 for name in tensors]
+        return [
+            everyone[owner, place].to(piece.dtype)
+            for place, (owner, piece) in enumerate(zip(owners, tensors.values(), strict=True))
+        ]
+
+    def whole(self, name: str, piece: Tensor) -> Tensor:
+        """Return the whole tensor."""
+        return self.wholes({name: piece})[name]
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's piece of a whole tensor, in memory of its own only where it's laid out otherwise."""
+        own = self.own(name)
+        if own is None:
+            return whole.new_empty(0)
+        if self.is_whole(name):
+            return whole
+        return memory(whole, self._like[name])[own.start : own.stop]
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether any rank says so of its pieces."""
+        return self._ranks.agree(flag)
+
+    def wholes(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors, of which this rank holds pieces, laid out as their parameters are."""
+        found: dict[str, Tensor] = {}
+        for name, own in tensors.items():
+            like = self._like[name]
+            found[name] = torch.empty_strided(like.shape, strides_of(like), dtype=own.dtype, device=own.device)
+        flat = {name: memory(one, self._like[name]) for name, one in found.items()}
+        for name, piece, run in self.travelled({name: self._flat(name, own) for name, own in tensors.items()}):
+            flat[name][piece.start : piece.stop].copy_(run)
+        return found
+
+    def _flat(self, name: str, own: Tensor) -> Tensor:
+        if not own.numel():
+            return own
+        return memory(own, self._like[name]) if self.is_whole(name) else own.reshape(-1)
+
+    def travelled(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Piece, Tensor]]:
+        """Yield every piece of some tensors, from whichever rank, flat: one exchange for each type.
+
+        Args:
+            own: this rank's piece of each, flat; every rank gives the same names and types.
+        """
+        kinds: dict[torch.dtype, list[str]] = defaultdict(list)
+        for name, tensor in own.items():
+            kinds[tensor.dtype].append(name)
+        for names in kinds.values():
+            pieces = [(name, piece) for name in names for piece in self.pieces[name]]
+            lengths = [0] * self._ranks.world
+            places = []
+            for _, piece in pieces:
+                places.append(lengths[piece.owner])
+                lengths[piece.owner] += piece.stop - piece.start
+            if not any(lengths):
+                continue
+            flat = own[names[0]].new_empty(max(lengths))
+            for (name, piece), place in zip(pieces, places, strict=True):
+                if piece.owner == self._ranks.rank:
+                    flat[place : place + piece.stop - piece.start].copy_(own[name])
+            everyone = flat.new_empty(len(lengths) * len(flat))
+            all_gather(everyone, flat)
+            rows = everyone.view(len(lengths), -1)
+            for (name, piece), place in zip(pieces, places, strict=True):
+                yield name, piece, rows[piece.owner, place : place + piece.stop - piece.start]
+
+    def spread(self, names: Sequence[str]) -> None:
+        """Bring this rank's pieces of parameters to the others, and theirs here, in place."""
+        flat = {name: memory(self._like[name].detach(), self._like[name]) for name in names}
+        own = {}
+        for name in names:
+            piece = self.own(name)
+            own[name] = flat[name][:0] if piece is None else flat[name][piece.start : piece.stop]
+        for name, piece, run in self.travelled(own):
+            if piece.owner != self._ranks.rank:
+                flat[name][piece.start : piece.stop].copy_(run)
+        for name in names:
+            like = self._like[name].detach()
+            if like.stride() != strides_of(like):  # with gaps: what was filled is a copy
+                like.copy_(laid_out(flat[name], like))
+
+    def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return an optimizer's state, `parameter/key`, whole; what isn't of a parameter as it is. One after the other.
+
+        What is as long as a piece is cut as it is; numbers are the same in each piece of a parameter.
+        """
+        names = {key: key.rpartition("/")[0] for key in tensors}
+        told = {
+            key: [list(value.shape), str(value.dtype).removeprefix("torch."), value.device.type]
+            for key, value in tensors.items()
+            if names[key] in self.pieces
+        }
+        everyone = self._ranks.told_by_all(told)
+        found = {key: value for key, value in tensors.items() if names[key] not in self.pieces}
+        for name, pieces in self.pieces.items():
+            there = everyone[pieces[0].owner] if pieces else {}
+            for key in (key for key in there if key.rpartition("/")[0] == name):
+                shape, kind, device = there[key]
+                dtype = getattr(torch, kind)
+                if len(pieces) > 1 and shape:
+                    own = tensors.get(key)
+                    found[key] = self.whole(name, self._like[name].new_empty(0, dtype=dtype) if own is None else own)
+                else:
+                    found[key] = self._sent(tensors.get(key), pieces[0].owner, shape, dtype).to(device)
+        return found
+
+    def _sent(self, own: Tensor | None, owner: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        device = next(iter(self._like.values())).device
+        is_here = own is not None and owner == self._ranks.rank
+        sent = own.to(device).contiguous() if is_here and own is not None else None
+        sent = torch.empty(shape, dtype=dtype, device=device) if sent is None else sent
+        dist.broadcast(sent, owner)
+        return sent
+
+    def own_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's part of what `whole_state` returns."""
+        found = {}
+        for key, value in tensors.items():
+            name = key.rpartition("/")[0]
+            if name not in self.pieces:
+                found[key] = value
+            elif self.own(name) is not None:
+                found[key] = self.piece(name, value) if value.ndim else value
+        return found

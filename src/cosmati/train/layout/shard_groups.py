@@ -1,0 +1,202 @@
+"""Groups of parameters that FSDP2 gathers, and whose gradients it sums, together: blocks, and what is outside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from cosmati.errors import PlanError
+from cosmati.train.layout.lockstep import Lockstep
+from cosmati.train.layout.shard_cut import RowsCut
+from cosmati.train.layout.tree import Tree
+from cosmati.train.ranks import Ranks, all_gather
+
+
+@dataclass(frozen=True)
+class ShardGroup:
+    """Parameters that are gathered together.
+
+    Attributes:
+        number: among the groups.
+        module: that FSDP2 has wrapped.
+        names: of all its parameters, in FSDP2's order.
+        trained: of those that learn.
+        rows: how each is cut.
+    """
+
+    number: int
+    module: nn.Module
+    names: tuple[str, ...]
+    trained: tuple[str, ...]
+    rows: Mapping[str, RowsCut]
+
+    def gathered_from(self, pieces: Mapping[str, Tensor]) -> Tensor:
+        """Return what this rank gives when the group is gathered, flat."""
+        first = pieces[self.names[0]]
+        flat = first.new_zeros(sum(self.rows[name].padded for name in self.names))
+        start = 0
+        for name in self.names:
+            own = pieces[name].reshape(-1)
+            flat[start : start + own.numel()].copy_(own)
+            start += self.rows[name].padded
+        return flat
+
+    @property
+    def num_summed(self) -> int:
+        """Elements of this rank's part of the gradients' sum."""
+        return sum(self.rows[name].padded for name in self.trained)
+
+    def gradients_in(self, flat: Tensor, rank: int) -> dict[str, Tensor]:
+        """Return this rank's pieces of the gradients, views of the part that was summed."""
+        found, start = {}, 0
+        for name in self.trained:
+            cut = self.rows[name]
+            found[name] = flat[start : start + cut.num_elements(rank)].view(cut.piece_shape(rank))
+            start += cut.padded
+        return found
+
+
+def blocks_in(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of every `nn.ModuleList`, or `nn.Sequential` where there is none, each with its own parameters.
+
+    A block of which a parameter occurs elsewhere too (tied weights) stays with what is outside all blocks: one group
+    holds all names of a parameter. So does a block within a block.
+    """
+    holders: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    holders = holders or [module for module in model.modules() if isinstance(module, nn.Sequential)]
+    blocks = [child for holder in holders for child in holder.children() if next(child.parameters(), None) is not None]
+    within = {id(module) for block in blocks for module in block.modules() if module is not block}
+    chosen = [block for block in dict.fromkeys(blocks) if id(block) not in within and block is not model]
+    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    inside = [
+        Counter(id(p) for module in block.modules() for p in module.parameters(recurse=False)) for block in chosen
+    ]
+    return [block for block, own in zip(chosen, inside, strict=True) if all(uses[key] == own[key] for key in own)]
+
+
+def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGroup]:
+    """Cut a model over the ranks, block by block, and return the groups.
+
+    Raises:
+        PlanError: a parameter can't be cut.
+    """
+    named = dict(model.named_parameters())
+    _refuse_uncuttable(named)
+    blocks = blocks_in(model)
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    paths = {id(module): path for path, module in model.named_modules()}
+    rows = {name: RowsCut(tuple(p.shape), ranks.world) for name, p in named.items()}
+    own = [[name for name in named if name.startswith(f"{paths[id(block)]}.")] for block in blocks]
+    own.append([name for name, parameter in named.items() if id(parameter) not in inside])
+    trained = {name for name, parameter in named.items() if parameter.requires_grad}
+    mesh = init_device_mesh(device.type, (ranks.world,))
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    # The outermost too: what stays gathered after an evaluation would be trained on as it was then.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    groups: list[ShardGroup] = []
+    for module, names in zip([*blocks, model], own, strict=True):
+        if names:
+            learning = tuple(name for name in names if name in trained)
+            groups.append(ShardGroup(len(groups), module, tuple(names), learning, {n: rows[n] for n in names}))
+    return groups
+
+
+def _refuse_uncuttable(named: Mapping[str, nn.Parameter]) -> None:
+    kinds = {parameter.dtype for parameter in named.values()}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        msg = (
+            f"sharding='full' cuts models of one type, float32 or float64, and this one has "
+            f"{', '.join(sorted(map(str, kinds)))}. Bring it to one: model.float()."
+        )
+        raise PlanError(msg)
+    for name, parameter in named.items():
+        if parameter.ndim == 0 or not parameter.is_contiguous():
+            what = "is a scalar" if parameter.ndim == 0 else "isn't contiguous in memory"
+            mend = "Give it a shape of [1]" if parameter.ndim == 0 else "Make it contiguous"
+            msg = f"{name} {what}, and sharding='full' cuts parameters by rows. {mend}, or use another sharding."
+            raise PlanError(msg)
+
+
+class _Allocated:
+    """Takes memory as FSDP2 does by itself."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return uninitialized memory."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class GroupGather(_Allocated):
+    """Gathers a group's parameters, in lockstep. The form is FSDP2's.
+
+    Args:
+        group: of parameters.
+        lockstep: of all ranks.
+    """
+
+    def __init__(self, group: ShardGroup, lockstep: Lockstep) -> None:
+        self._number = 2 * group.number
+        self._lockstep = lockstep
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Gather equal parts of all ranks."""
+        self._lockstep.begin(self._number)
+        all_gather(output_tensor, input_tensor)
+
+
+class TreeReduceScatter(_Allocated):
+    """Sums a group's gradients over the ranks in tree order, each rank a part, in lockstep. The form is FSDP2's.
+
+    Args:
+        group: of parameters.
+        lockstep: of all ranks.
+        take: takes this rank's part of the sum.
+    """
+
+    def __init__(self, group: ShardGroup, lockstep: Lockstep, take: Callable[[ShardGroup, Tensor], None]) -> None:
+        self._group = group
+        self._lockstep = lockstep
+        self._take = take
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        """Sum equal parts of all ranks, and keep this rank's."""
+        assert output_tensor.numel() == self._group.num_summed, "what has no gradient is filled"
+        self._lockstep.begin(2 * self._group.number + 1)
+        tree_reduce_scatter(output_tensor, input_tensor)
+        self._take(self._group, output_tensor)
+
+
+def tree_reduce_scatter(output: Tensor, flat: Tensor) -> None:
+    """Sum each rank's part of a flat tensor over the ranks: data moves by all-to-all, additions are in tree order."""
+    parts = torch.empty_like(flat)
+    dist.all_to_all_single(parts, flat)
+    across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
+    for part in parts.view(-1, output.numel()):
+        across.push(part)
+    output.copy_(across.root())
+
+
+def tune(group: ShardGroup, gather: GroupGather, reduce: TreeReduceScatter) -> None:
+    """Have FSDP2 gather and sum a group so: sums as they are, never means, and without the collectives' own order."""
+    module = group.module
+    assert isinstance(module, FSDPModule), "wrapped"
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_custom_all_gather(gather)  # type: ignore[arg-type]
+    module.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]

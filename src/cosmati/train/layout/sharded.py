@@ -1,0 +1,244 @@
+"""Every rank holds a part of every parameter, of its gradient and of its optimizer's state: FSDP2, block by block.
+
+A block's weights are gathered as forward or backward comes to it, and its gradients summed as backward leaves it: each
+slot's leaves over the ranks, in tree order, then slot by slot on the parts that ranks keep. So ranks run strided
+microbatches: the tree's low levels lie across ranks. The bits are those of `Whole`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmati.core.pieces import Pieces
+from cosmati.core.state import distinct_tensors, load_model_tensors, merkle_root, tensor_root
+from cosmati.errors import CheckpointError
+from cosmati.routing.cells import RegionWeights
+from cosmati.routing.regions import Regions
+from cosmati.train.direction_sketch import DirectionSketch
+from cosmati.train.layout.layout import Parameter
+from cosmati.train.layout.lockstep import Lockstep
+from cosmati.train.layout.shard_cut import RowCut
+from cosmati.train.layout.shard_groups import (
+    GroupGather,
+    ShardGroup,
+    TreeReduceScatter,
+    shard,
+    tree_reduce_scatter,
+    tune,
+)
+from cosmati.train.layout.shard_state import ShardState
+from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
+from cosmati.train.ranks import Ranks, all_gather
+
+
+class Sharded:
+    """The layout of a model that is cut over the ranks (see `Layout`). It wraps the model's blocks, and the model.
+
+    Args:
+        model: after surgery, on its device; the same on every rank.
+        regions: of its trainable parameters.
+        ranks: the data-parallel ranks, two at least.
+        num_microbatches: V.
+
+    Attributes:
+        lockstep: of all ranks.
+
+    Raises:
+        PlanError: a parameter can't be cut by rows.
+    """
+
+    def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
+        self.ranks, self._model = ranks, model
+        ranks.share_out(num_microbatches, is_strided=True)
+        self.mine = ranks.mine(num_microbatches)
+        self.device = next(model.parameters()).device
+        self.groups = shard(model, ranks, self.device)
+        named: dict[str, Any] = dict(model.named_parameters())
+        # The pieces' memory is FSDP2's own: what is written there is what it gathers.
+        self._locals = {name: parameter.detach().to_local() for name, parameter in named.items()}
+        self.cut = RowCut({name: rows for group in self.groups for name, rows in group.rows.items()}, ranks)
+        learning = [(name, parameter) for name, parameter in named.items() if parameter.requires_grad]
+        self.parameters = tuple(
+            Parameter(index, name, regions.region_of[name], parameter)
+            for index, (name, parameter) in enumerate(learning)
+        )
+        self.members = [[p.index for p in self.parameters if p.region == r] for r in range(len(regions.names))]
+        self._held = {p.name: nn.Parameter(self._locals[p.name]) for p in self.parameters}
+        self._staged: dict[str, nn.Parameter] = {}
+        self._state = ShardState(self.cut, ranks, self._staged.keys())
+        self._weights = Pieces(
+            {p.name: self._locals[p.name] for p in self.parameters},
+            {p.name: p.region for p in self.parameters},
+            self.cut,
+        )
+        self.index_of = {p.name: p.index for p in self.parameters}
+        self.group_of = {name: group.number for group in self.groups for name in group.names}
+        self.lockstep = Lockstep(ranks, self._accompany)
+        self.arrivals = Arrivals(self)
+        self._step: ShardedStep | None = None
+        for group in self.groups:
+            tune(group, GroupGather(group, self.lockstep), TreeReduceScatter(group, self.lockstep, self._take))
+
+    def pieces(self) -> list[tuple[str, nn.Parameter]]:
+        """Return names and what optimizers are built on: this rank's rows, or whole matrices (see `stage`)."""
+        return [(p.name, self._held[p.name]) for p in self.parameters]
+
+    def stage(self, names: Iterable[str]) -> None:
+        """Have optimizers work on whole parameters, each on its owner's rank; others hold its shape, and no memory."""
+        for name in names:
+            shape = self.cut.rows[name].shape
+            is_own = self.cut.owner_of[name] == self.ranks.rank
+            like = self._locals[name]
+            # Ones, because some optimizers refuse what begins at 0. Each commit brings the values.
+            data = like.new_ones(shape) if is_own else like.new_ones(()).expand(shape)
+            self._held[name] = self._staged[name] = nn.Parameter(data)
+
+    def weights(self) -> Pieces:
+        """Return this rank's rows of the trainable parameters; they follow every commit."""
+        return self._weights
+
+    def model_parameter(self, name: str) -> nn.Parameter:
+        """Return a parameter as the model has it now: gathered or not."""
+        return self._model.get_parameter(name)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Bring what each rank has of its microbatches into microbatch order."""
+        return self.ranks.gather(rows)
+
+    @contextmanager
+    def step(
+        self,
+        routes: Sequence[RegionWeights],
+        learns: frozenset[int],
+        *,
+        measure: bool,
+        sketch: DirectionSketch | None = None,
+    ) -> Iterator[ShardedStep]:
+        """Open a pass over the step's microbatches."""
+        self._step = ShardedStep(self, routes, learns, measure=measure, sketch=sketch)
+        try:
+            yield self._step
+        finally:
+            self._step = None
+            self.clear()
+
+    def clear(self) -> None:
+        """Leave no gradient behind: FSDP2 would add the next microbatch's to it, from left to right."""
+        for parameter in self.parameters:
+            parameter.tensor.grad = None
+
+    def commit(self, root: Pieces, learns: Collection[int], step: Callable[[], None]) -> frozenset[str]:
+        """Put gradients in place and let the optimizers step."""
+        names = [self.parameters[index].name for index in sorted(learns)]
+        moved = [name for name in names if name in root]
+        whole = [name for name in moved if name in self._staged]
+        if whole:
+            for held, given in ((True, root.tensors), (False, self._locals)):
+                for name, value in self.cut.collected({name: given[name] for name in whole}).items():
+                    if held:
+                        self._staged[name].grad = value
+                    else:
+                        self._staged[name].detach().copy_(value)
+        for name in names:
+            if name not in self._staged:
+                self._held[name].grad = root.tensors.get(name)
+        step()
+        if whole:
+            own = {name: self._staged[name].detach() for name in whole if self.cut.owner_of[name] == self.ranks.rank}
+            for name, rows in self.cut.handed_out(own, whole, self._locals[whole[0]]).items():
+                self._locals[name].copy_(rows)
+        return frozenset(moved)
+
+    @contextmanager
+    def perturbed(self, offsets: Pieces) -> Iterator[None]:
+        """Add offsets to parameters for a while."""
+        with self._kept(offsets.names):
+            for name, offset in offsets.tensors.items():
+                self._locals[name].add_(offset)
+            yield
+
+    @contextmanager
+    def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Put other values in place of this rank's rows for a while."""
+        with self._kept(values):
+            for name, value in values.items():
+                self._locals[name].copy_(value)
+            yield
+
+    @contextmanager
+    def _kept(self, names: Collection[str]) -> Iterator[None]:
+        kept = {name: self._locals[name].clone() for name in names}
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                self._locals[name].copy_(value)
+
+    def save(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole parameters and persistent buffers by name, gathered one by one. Every rank has to ask for all."""
+        buffers = self._buffers()
+        for name in self._model.state_dict():
+            own = name.replace("_orig_mod.", "")
+            if name in self._locals:
+                yield own, self.cut.whole(name, self._locals[name])
+            elif own in buffers:
+                yield own, buffers[own]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        state = self._model.state_dict()
+        return distinct_tensors({name: value for name, value in state.items() if not isinstance(value, DTensor)})
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take whole parameters and buffers.
+
+        Raises:
+            CheckpointError: they don't fit the model.
+        """
+        names = {name.replace("_orig_mod.", ""): name for name in self._locals}
+        wrong = [f"{own} is missing" for own in names.keys() - tensors.keys()]
+        for own in names.keys() & tensors.keys():
+            was = (tensors[own].dtype, tuple(tensors[own].shape))
+            now = (self._locals[names[own]].dtype, self.cut.rows[names[own]].shape)
+            if was != now:
+                wrong.append(f"{own} is {now[0]} {now[1]}, and was {was[0]} {was[1]}")
+        if wrong:
+            raise CheckpointError(f"The checkpoint's weights don't fit the model: {'; '.join(sorted(wrong)[:5])}.")
+        others = {name: value for name, value in tensors.items() if name not in names}
+        load_model_tensors(self._model, others, resumes=True, own=self._buffers())
+        for own, name in names.items():
+            self._locals[name].copy_(self.cut.piece(name, tensors[own]))
+
+    def whole_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return state of optimizers or methods whole, gathered tensor by tensor."""
+        return self._state.gathered(tensors, of_optimizers=of_optimizers)
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        """Return what this rank keeps of whole state."""
+        return self._state.own(tensors, of_optimizers=of_optimizers)
+
+    def digest(self) -> bytes:
+        """Return the Merkle root over parameters and buffers: one whole parameter is in memory at a time."""
+        roots = {name: tensor_root(name, tensor) for name, tensor in self.save()}
+        return merkle_root(roots[name] for name in sorted(roots))
+
+    def _take(self, group: ShardGroup, part: Tensor) -> None:
+        """Take this rank's part of a group's summed gradients."""
+        if self._step is not None:
+            self._step.take(group, part)
+
+    def _accompany(self, exchange: int) -> None:
+        """Take part in an exchange that this rank doesn't run itself."""
+        group = self.groups[exchange // 2]
+        if exchange % 2:
+            part = next(iter(self._locals.values())).new_empty(group.num_summed)
+            # -0.0 is what leaves every float as it is when added.
+            tree_reduce_scatter(part, part.new_full((self.ranks.world * group.num_summed,), -0.0))
+            self._take(group, part)
+        else:
+            own = group.gathered_from(self._locals)
+            all_gather(own.new_empty(self.ranks.world * own.numel()), own)

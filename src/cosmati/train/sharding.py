@@ -1,0 +1,139 @@
+"""Sharding of a planned run: what can't be sharded is refused by name, and the optimizers move onto pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cosmati.core.isolated import isolated_modules
+from cosmati.core.plan import Plan
+from cosmati.errors import PlanError
+from cosmati.optim import Optimizer
+from cosmati.optim.piecewise import demands_of
+from cosmati.optim.stepping import GroupedOptimizer
+from cosmati.routing.regions import Regions
+from cosmati.train.assembly import ScheduledOptimizer, Turn
+from cosmati.train.ingredients import Ingredients
+from cosmati.train.layout.layout import Layout
+from cosmati.train.layout.optimizer_sharded import OptimizerSharded
+from cosmati.train.ranks import Ranks
+
+_BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
+"""Optimizers that move each element by itself: on a rank's rows as on the whole."""
+_BY_MATRIX = ("Aurora", "Muon", "NorMuon", "SOAP")
+_METHODS = ("EMA", "GradientClipping", "LabelSmoothing", "LayerFreezing", "MixUp", "SAM", "SWA")
+"""Methods whose runs have the same bits in the tests of full sharding."""
+
+
+def sharded_as_asked(
+    given: Ingredients,
+    model: nn.Module,
+    regions: Regions,
+    ranks: Ranks,
+    plan: Plan,
+    layout: Layout,
+    turns: tuple[Turn, ...],
+) -> tuple[Layout, tuple[Turn, ...]]:
+    """Return a planned run's layout and turns, cut over the ranks where that is asked for.
+
+    Args:
+        given: what the run is made of.
+        model: after surgery: where it's cut, nothing may read its parameters whole from here on.
+        regions: of its trainable parameters.
+        ranks: the data-parallel ranks.
+        plan: of the run.
+        layout: as planned, on whole parameters.
+        turns: as planned on these; no step was taken.
+
+    Raises:
+        PlanError: an optimizer can't be shared out, or something of the run hasn't been tried under full sharding; on
+            one rank too, since a run may go on with more.
+    """
+    if given.config.sharding == "optimizer":
+        optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
+        return _shared_out(model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
+    if given.config.sharding != "full":
+        return layout, turns
+    _refuse_untried(given, model, ranks, packed=plan.facts.packed)
+    # One rank holds everything anyway.
+    return (
+        _cut(given, model, regions, ranks, plan.facts.num_microbatches, turns) if ranks.is_parallel else (layout, turns)
+    )
+
+
+def _shared_out(
+    model: nn.Module,
+    regions: Regions,
+    ranks: Ranks,
+    num_microbatches: int,
+    layout: Layout,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Layout:
+    if not ranks.is_parallel:
+        for optimizer in optimizers:
+            demands_of(optimizer)
+        return layout
+    shared = OptimizerSharded(model, regions, ranks, num_microbatches)
+    shared.rehome(optimizers)
+    return shared
+
+
+def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:
+    """Refuse what nobody has tried under full sharding, at any number of ranks: a run may go on with more."""
+    config, device = given.config, next(model.parameters()).device
+    wrong = [] if device.type == "cpu" else [f"device {device.type}"]
+    wrong += ["compile_blocks=True"] if config.compile_blocks else []
+    wrong += ["entropy_every"] if config.entropy_every else []
+    wrong += ["several sub-steps"] if not callable(given.loss) else []
+    wrong += ["modules of one class alone"] if isolated_modules(model) else []
+    wrong += ["packs under a policy"] if packed else []
+    wrong += ["collectives in model or loss"] if ranks.has_met else []
+    wrong += [type(method).__name__ for method in given.methods if type(method).__name__ not in _METHODS]
+    for optimizer in given.optimizers:
+        name = type(optimizer).__name__
+        if not isinstance(optimizer, Optimizer):
+            wrong.append(f"an optimizer that is already built ({name}: give cosmati.optim's configuration)")
+        elif name not in (*_BY_ELEMENT, *_BY_MATRIX) or not type(optimizer).__module__.startswith("cosmati."):
+            wrong.append(name)
+        elif getattr(optimizer, "fused", False):
+            wrong.append(f"{name}(fused=True), whose bits follow from where a parameter is cut")
+    if wrong:
+        msg = (
+            f"sharding='full' hasn't been tried with {'; '.join(dict.fromkeys(wrong))}. Leave that out, or use another "
+            "sharding: the bits are the same."
+        )
+        raise PlanError(msg)
+
+
+def _cut(
+    given: Ingredients,
+    model: nn.Module,
+    regions: Regions,
+    ranks: Ranks,
+    num_microbatches: int,
+    turns: Sequence[Turn],
+) -> tuple[Layout, tuple[Turn, ...]]:
+    # FSDP2 takes a second to load, and most runs have no use for it.
+    from cosmati.train.layout.sharded import Sharded
+
+    configured = [optimizer for optimizer in given.optimizers if isinstance(optimizer, Optimizer)]
+    layout = Sharded(model, regions, ranks, num_microbatches)
+    names = [p.name for p in layout.parameters]
+    of_turns = {id(scheduled): scheduled for turn in turns for scheduled in turn.optimizers}
+    moved: dict[int, ScheduledOptimizer] = {}
+    for optimizer, scheduled in zip(configured, of_turns.values(), strict=True):
+        own = [names[index] for index in sorted(scheduled.parameters)]
+        if type(optimizer).__name__ in _BY_MATRIX or getattr(optimizer, "hyperball", False):
+            layout.stage(own)
+        held = dict(layout.pieces())
+        built = optimizer.build([(name, held[name]) for name in own])
+        assert not isinstance(built, GroupedOptimizer) or built.sharing.world == 1, "each owner works by itself"
+        built.__dict__["holds_pieces"] = True  # as of OptimizerSharded
+        moved[id(scheduled)] = dataclasses.replace(scheduled, optimizer=built)
+    ranks.in_lockstep, ranks.together = True, layout.lockstep.together
+    return layout, tuple(
+        dataclasses.replace(turn, optimizers=tuple(moved[id(one)] for one in turn.optimizers)) for turn in turns
+    )

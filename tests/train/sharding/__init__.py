@@ -1,0 +1,1 @@
+"""What ranks share out, and that no bit tells."""

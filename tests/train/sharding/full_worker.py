@@ -1,0 +1,241 @@
+"""One rank of the tests of full sharding: `full_worker.py FOLDER CASES [STOP [SHARDING]]`, cases with commas between.
+
+Rank 0 writes what came out of each as JSON. STOP 0 goes to the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cosmati.core.loss import Classification
+from cosmati.core.state import parameter_root
+from cosmati.data.in_memory import InMemory
+from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
+from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Cosine, Lion, Muon, NorMuon, ScheduleFreeAdamW, Sophia
+from cosmati.optim.optimizers import matrices
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.policy_file import load_policy
+from cosmati.train.config import RunConfig
+from cosmati.train.evaluation import Evaluation, accuracy, batches
+from cosmati.train.layout import shard_groups
+from cosmati.train.layout import sharded as sharded_layout
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from cosmati.train.trainer import Trainer
+from tests.train.elastic_worker import StopAt
+
+STEPS, ROWS, CLASSES = 6, 24, 5
+TAXONOMY = Taxonomy(
+    "t", "1", (("open", "free to learn from"), ("doubtful", "only near the output"), ("closed", "never learnt from"))
+)
+POLICY = """
+version: 1
+taxonomy: t
+regions:
+  near_input: {params: ["stem.*", "blocks.0.*"]}
+  near_output: {params: "*", exclude: ["stem.*", "blocks.0.*"]}
+rules:
+  - {class: open, weight: 1}
+  - {class: doubtful, region: near_input, weight: 0}
+  - {class: doubtful, region: near_output, weight: 0.5}
+  - {class: closed, decision: reject}
+"""
+
+
+class Block(nn.Module):
+    """BatchNorm and dropout; sizes that no number of ranks divides."""
+
+    def __init__(self, is_saving: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(7)
+        self.up = nn.Linear(7, 9)
+        self.down = nn.Linear(9, 7, bias=False)
+        self.is_saving = is_saving
+
+    def forward(self, x: Tensor) -> Tensor:
+        run = self._run
+        normed = self.norm(x)
+        return x + (checkpoint(run, normed, use_reentrant=False) if self.is_saving else run(normed))
+
+    def _run(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.2, self.training))
+
+
+class Net(nn.Module):
+    """Blocks between two matrices."""
+
+    def __init__(self, blocks: int = 3, is_saving: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList([Block(is_saving) for _ in range(blocks)])
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Saved(Net):
+    """Blocks that are run anew in backward, whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are the head's, a block with a matrix of another one, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(7, 6, bias=False)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+        self.blocks[2].down.weight.requires_grad_(False)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.embed.weight
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.embed(x))
+
+
+CLIPPED = GradientClipping(clipping_type="norm", clipping_threshold=0.3)
+ADAMW = AdamW(lr=1e-2, weight_decay=0.1, schedule=Cosine())
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizers": SGD(lr=0.1, momentum=0.9, weight_decay=0.01, schedule=Cosine())},
+    "adamw": {"optimizers": ADAMW},
+    "bfloat16": {"optimizers": ADAMW, "precision": "bfloat16", "methods": [MixUp(), LabelSmoothing(smoothing=0.1)]},
+    "averaged": {"optimizers": ADAMW, "methods": [MixUp(), CLIPPED, EMA(half_life="3ba")]},
+    "sam": {"optimizers": SGD(lr=0.1, momentum=0.9), "methods": [SAM(interval=2), CLIPPED]},
+    "swa": {"optimizers": SGDW(lr=0.05), "methods": [SWA(swa_start="0.3dur", update_interval="1ba")]},
+    "frozen": {"optimizers": ADAMW, "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
+    "tied": {"optimizers": ADAMW, "model": Tied},
+    "saved": {"optimizers": ADAMW, "model": Saved},
+    "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
+    "double": {"optimizers": ADAMW, "model": lambda: Net().double()},
+    "routed": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")]},
+    "routed sam": {"optimizers": Muon(lr=0.02), "policy": True, "methods": [SAM(interval=2)]},
+    "muon": {"optimizers": Muon(lr=0.02, weight_decay=0.1, schedule=Cosine()), "methods": [CLIPPED]},
+    "muon in bfloat16": {"optimizers": Muon(lr=0.02, bfloat16=True)},
+    "normuon": {"optimizers": NorMuon(lr=0.02)},
+    "aurora": {"optimizers": Aurora(lr=0.02)},
+    "soap": {"optimizers": SOAP(lr=0.01, precondition_frequency=2)},
+    "lion": {"optimizers": Lion(lr=1e-3, weight_decay=0.1)},
+    "sophia": {"optimizers": Sophia(lr=1e-3, num_labels=24)},
+    "schedule-free": {"optimizers": ScheduleFreeAdamW(lr=1e-2)},
+    "cautious": {"optimizers": AdamW(lr=1e-2, weight_decay=0.1, cautious=True)},
+    "hyperball": {"optimizers": AdamW(lr=1e-2, weight_decay=0.0, hyperball=True, parameters=matrices)},
+}
+
+
+def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
+    """Return the trainer of a case; everything follows from fixed seeds."""
+    given = CASES[case]
+    generator = torch.Generator().manual_seed(1)
+    data = (torch.randn(120, 6, generator=generator), torch.randint(CLASSES, (120,), generator=generator))
+    if case == "double":
+        data = data[0].double(), data[1]
+    torch.manual_seed(0)
+    model = given.get("model", Net)()
+    optimizers = [given["optimizers"]]
+    if optimizers[0].parameters != "*":
+        optimizers.append(AdamW(lr=1e-2))
+    named = {"class_ids": torch.arange(120) // 7 % 3, "class_names": ("open", "doubtful", "closed"), "tail": "pad"}
+    is_routed = "policy" in given
+    return Trainer(
+        model,
+        Classification(CLASSES),
+        InMemory(data, ROWS, **(named if is_routed else {})),
+        optimizers=optimizers,
+        methods=given.get("methods", []),
+        policy=load_policy(POLICY) if is_routed else None,
+        taxonomy=TAXONOMY if is_routed else None,
+        evaluation=Evaluation(batches(data, 50), {"accuracy": accuracy, "loss": Classification(CLASSES)}),
+        observers=[StopAt(stop)],
+        config=RunConfig(
+            budget=f"{STEPS}ba",
+            num_microbatches=4,
+            num_threads=1,
+            run_folder=folder / case.replace(" ", "-"),
+            precision=given.get("precision", "float32"),
+            sharding=sharding,
+            ledger=True,
+            details_every=2,
+            update_norm_every=2,
+            direction_every=3,
+            update_direction_every=3,
+            digests_every=3,
+        ),
+    )
+
+
+def control(kind: str) -> None:
+    """Sum otherwise than in the tree."""
+
+    def scatter(output: Tensor, flat: Tensor) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        parts = [torch.empty_like(flat) for _ in range(world)]
+        dist.all_gather(parts, flat)
+        if kind == "all_reduce":
+            dist.all_reduce(flat)
+        else:
+            flat.copy_(sum(parts[1:], start=parts[0]))
+        output.copy_(flat.view(world, -1)[rank])
+
+    shard_groups.tree_reduce_scatter = sharded_layout.tree_reduce_scatter = scatter
+
+
+def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
+    """Train one case, and return digests and metrics."""
+    trainer = make_trainer(case, folder, stop, sharding)
+    result = trainer.fit()
+    last = read_checkpoint(list_checkpoints(folder / case.replace(" ", "-") / "checkpoints")[0])
+    return {
+        "withdrawn": sorted(f"{g.name}: {g.because}" for g in trainer.plan.guarantees if not g.holds),
+        "outcome": result.outcome,
+        "step": last.step,
+        "model": {name: parameter_root({name: value}).hex() for name, value in sorted(last.model.items())},
+        "state": {name: parameter_root({name: value}).hex() for name, value in sorted(last.state.items())},
+        "metrics": dict(result.metrics),
+        "signed": last.signed_digest.hex(),
+    }
+
+
+def main() -> None:
+    """Run the cases under one process group."""
+    base, cases = Path(sys.argv[1]), sys.argv[2].split(",")
+    stop, sharding = int((sys.argv[3:] or ["0"])[0]), (sys.argv[4:] or ["full"])[0]
+    torch.set_num_threads(1)
+    # FSDP2 itself calls what PyTorch 2.13 has renamed.
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    if "CONTROL" in os.environ:
+        control(os.environ["CONTROL"])
+    found = {case: run(case, base, stop, sharding) for case in cases}
+    if os.environ.get("RANK", "0") == "0":
+        (base / f"{stop}.json").write_text(json.dumps(found))
+    if dist.is_initialized():
+        # FSDP's modules hold the group, in circles: what still holds it while the interpreter ends may bring it down.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Two ranks that don't run alike under full sharding: `lockstep_worker.py CASE`; each prints what happened."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cosmati.errors import CosmatiError
+from cosmati.routing.regions import partition_parameters
+from cosmati.train.layout.layout import Layout
+from cosmati.train.layout.sharded import Sharded
+from cosmati.train.layout.whole import Whole
+from cosmati.train.ranks import Ranks
+from tests.train.layouts.worker import whole
+
+V = 4
+
+
+class Turned(nn.Linear):
+    """Uses its bias, or doesn't, as it's told."""
+
+    is_biased = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias if self.is_biased else None)
+
+
+class Skips(nn.Module):
+    """Leaves a block out, or parameters in a block and outside of all, as it's told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Turned(5, 5) for _ in range(3)])
+        self.gate = nn.Parameter(torch.ones(5))
+        self.is_skipped = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            if not (self.is_skipped and index == 1):
+                x = torch.relu(block(x)) + x
+        return x * self.gate if self.blocks[1].is_biased else x
+
+
+def passed(case: str, layout: Layout, model: Skips, ranks: Ranks, routes: list[tuple[float, ...]]) -> dict[str, str]:
+    """Return digests of a pass's root; some microbatches aren't run at all, or not differentiated."""
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(4, 5, generator=generator) for _ in range(V)]
+    with layout.step(routes, frozenset(range(7)), measure=True) as step:
+        for index in layout.mine:
+            with step.slot(index) as slot:
+                if case == "idle" and index in (1, 2):
+                    continue
+                model.is_skipped = case == "skipped" and index == 1
+                model.blocks[1].is_biased = not (case == "unused" and index % 2)
+                value = model(data[index]).square().sum()
+                slot.backward(value.detach() if case == "graphless" and index == 1 else value)
+        return whole(step.root(None))
+
+
+def main() -> None:
+    """Run one rank."""
+    case = sys.argv[1]
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        dist.init_process_group("gloo")
+    ranks = Ranks()
+    torch.manual_seed(0)
+    model = Skips()
+    regions = partition_parameters(model)
+    layout: Layout = (Sharded if ranks.is_parallel else Whole)(model, regions, ranks, V)
+    try:
+        found: object = passed(case, layout, model, ranks, [(1.0,)] * V)
+    except CosmatiError as error:
+        found = f"{type(error).__name__}: {error}"
+    sys.stdout.write(json.dumps(found))
+    if dist.is_initialized():
+        del layout, model
+        gc.collect()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

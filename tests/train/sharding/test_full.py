@@ -1,0 +1,78 @@
+"""Full sharding: real processes over gloo, and the bits of one plain process."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import launch_ranks
+from tests.train.sharding.full_worker import CASES
+
+QUICK = ("averaged", "routed", "muon", "tied")
+
+
+def launch(
+    folder: Path, world: int, cases: tuple[str, ...], *, stop: int = 0, sharding: str = "full", **more: str
+) -> dict[str, Any]:
+    """Run cases on so many ranks, and return what came out."""
+    command = ["-m", "tests.train.sharding.full_worker", folder, ",".join(cases), str(stop), sharding]
+    launch_ranks(command, world, **more)
+    return json.loads((folder / f"{stop}.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one rank gives that holds everything."""
+
+    @cache
+    def given(cases: tuple[str, ...]) -> dict[str, Any]:
+        return launch(tmp_path_factory.mktemp("plain"), 1, cases, sharding="replicated")
+
+    return given
+
+
+def test_two_ranks_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any) -> None:
+    alone = plain(QUICK)
+    assert not any("elastic" in why for facts in alone.values() for why in facts["withdrawn"])
+    assert launch(tmp_path, 2, QUICK) == alone
+
+
+def test_ranks_and_sharding_may_change_in_mid_run(tmp_path: Path, plain: Any) -> None:
+    cases = ("routed", "muon")
+    first = launch(tmp_path, 4, cases, stop=2)
+    assert {(facts["outcome"], facts["step"]) for facts in first.values()} == {("stopped", 2)}
+    launch(tmp_path, 2, cases, stop=4)
+    assert launch(tmp_path, 1, cases, sharding="replicated") == {case: plain(QUICK)[case] for case in cases}
+
+
+@pytest.mark.slow
+def test_a_replicated_run_goes_on_sharded(tmp_path: Path, plain: Any) -> None:
+    launch(tmp_path, 2, QUICK, stop=3, sharding="replicated")
+    assert launch(tmp_path, 2, QUICK) == plain(QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", ["all_reduce", "left_fold"])
+def test_what_the_tree_prevents_happens_without_it(tmp_path: Path, plain: Any, control: str) -> None:
+    """The controls: sums in the collective's own order, or ranks' parts added from left to right."""
+    found = launch(tmp_path, 4, ("averaged",), CONTROL=control)
+    assert found["averaged"]["model"] != plain(QUICK)["averaged"]["model"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_each_case_has_the_bits_of_one_plain_process(tmp_path: Path, plain: Any, world: int) -> None:
+    cases = tuple(CASES)
+    alone, found = plain(cases), launch(tmp_path, world, cases)
+    assert {case for case in cases if found[case] != alone[case]} == set()
+
+
+@pytest.mark.slow
+def test_fifty_runs_of_two_ranks_end_well(tmp_path: Path, plain: Any) -> None:
+    for number in range(50):
+        (tmp_path / str(number)).mkdir()
+        assert launch(tmp_path / str(number), 2, ("averaged",))["averaged"] == plain(QUICK)["averaged"]

@@ -1,0 +1,27 @@
+"""Ranks that don't run alike: who has nothing to run keeps company, and what can't go on is refused by all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.processes import launch_ranks
+
+
+def launched(case: str, world: int) -> list[Any]:
+    return [json.loads(said) for said in launch_ranks(["-m", "tests.train.sharding.lockstep_worker", case], world)]
+
+
+@pytest.mark.parametrize("case", ["idle", "unused", "graphless"])
+def test_what_a_rank_has_nothing_for_changes_no_sum(case: str) -> None:
+    alone = launched(case, 1)[0]
+    assert len(alone) == 7
+    assert launched(case, 2) == [alone, alone]
+
+
+@pytest.mark.parametrize("case", ["skipped"])
+def test_ranks_that_run_other_blocks_are_refused_on_all(case: str) -> None:
+    for said in launched(case, 2):
+        assert "don't: model or loss leave blocks out" in said

@@ -1,0 +1,53 @@
+"""What nobody has tried under full sharding is refused by name, at any number of ranks; the settings take the word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cosmati.core.loss import Classification
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import PlanError
+from cosmati.methods import StochasticDepth
+from cosmati.optim import AdamW
+from cosmati.train.config import RunConfig
+from cosmati.train.trainer import Trainer
+
+
+def planned(**changed: Any) -> Trainer:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    optimizers = changed.pop("optimizers", AdamW(lr=1e-2))
+    optimizers = optimizers(model) if callable(optimizers) else optimizers
+    methods = changed.pop("methods", [])
+    config = RunConfig(budget="1ba", num_microbatches=2, sharding="full", **changed)
+    data = InMemory((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)), 8)
+    return Trainer(model, Classification(3), data, optimizers=optimizers, methods=methods, config=config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"compile_blocks": True}, "compile_blocks"),
+        ({"entropy_every": 1}, "entropy_every"),
+        ({"optimizers": AdamW(lr=1e-2, fused=True)}, r"AdamW\(fused=True\)"),
+        ({"optimizers": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)}, "already built"),
+        ({"methods": [StochasticDepth(target_layer_name="Linear")]}, "StochasticDepth"),
+    ],
+)
+def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(PlanError, match=f"(?s)sharding='full' hasn't been tried with.*{named}"):
+        planned(**changed)
+
+
+def test_one_rank_wraps_nothing() -> None:
+    trainer = planned()
+    assert trainer.fit().outcome == "completed"
+    assert all(type(parameter) is nn.Parameter for parameter in trainer.model.parameters())
+
+
+def test_an_unknown_sharding_is_refused() -> None:
+    with pytest.raises(PlanError, match="Use 'replicated', 'optimizer' or 'full'"):
+        RunConfig(sharding="zero3")  # type: ignore[arg-type]
