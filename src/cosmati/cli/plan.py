@@ -19,8 +19,8 @@ from cosmati.planning.devices import Device, device_named, with_figures
 from cosmati.planning.failures import FailureModel
 from cosmati.planning.job import JobPlan, plan_job
 from cosmati.planning.measuring import measure
-from cosmati.planning.memory import Sharding
 from cosmati.recipes.recipe import Recipe, parse_setting
+from cosmati.train.config import Sharding
 
 _DEVICE_FIGURES = tuple(
     field.name for field in dataclasses.fields(Device) if field.name not in ("name", "title", "is_here")
@@ -41,8 +41,11 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
         str | None, typer.Option(metavar="NAME", help="Of each rank: h200, h100, a100-80gb, l4, cpu (this machine's).")
     ] = None,
     sharding: Annotated[
-        Sharding, typer.Option(help="What is cut over the ranks: nothing, optimizer state, or parameters too.")
-    ] = "replicated",
+        Sharding | None,
+        typer.Option(
+            help="What is cut over the ranks: nothing, optimizer state, or parameters too; else the recipe's."
+        ),
+    ] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Of a rank: what the whole run would cost.")] = None,
     failures: Annotated[
         bool, typer.Option("--failures", help="Simulate nodes that fail, and say what is left of the time.")
@@ -77,11 +80,13 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root, run_folder)
     if ranks is None and device is None:
-        if as_json or failures or assume or price_per_hour is not None or sharding != "replicated":
+        if as_json or failures or assume or price_per_hour is not None or sharding is not None:
             raise PlanError("That's of a run on ranks of some device: say how many of which, --ranks 8 --device h200.")
         _say_plan(recipe, run_folder)
         return
-    job = _job(recipe, ranks or 1, device or "cpu", sharding, price_per_hour, failures, assume or [])
+    job = _job(
+        recipe, ranks or 1, device or "cpu", sharding or recipe.config.sharding, price_per_hour, failures, assume or []
+    )
     if as_json:
         typer.echo(json.dumps(job.as_mapping(), indent=1))
     else:

@@ -11,9 +11,10 @@ from cosmati.errors import PlanError
 from cosmati.planning.devices import Device
 from cosmati.planning.failures import FailureModel, Goodput, simulate
 from cosmati.planning.measuring import MeasuredParts
-from cosmati.planning.memory import SHARDINGS, MemoryPlan, Sharding, divisors, memory_of
+from cosmati.planning.memory import SHARDINGS, MemoryPlan, divisors, memory_of
 from cosmati.planning.step_time import StepTime, step_time
 from cosmati.planning.traffic import Traffic, traffic_of, tree_levels
+from cosmati.train.config import Sharding
 
 RESERVE = 0.1
 """Share of a device's memory that is left free: the context of the driver, workspaces, what lies between blocks."""

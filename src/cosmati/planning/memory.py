@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from cosmati.errors import PlanError
 from cosmati.optim.sharing import assign_owners
 from cosmati.planning.measuring import MeasuredParts
+from cosmati.train.config import Sharding
 
-Sharding = Literal["replicated", "optimizer", "full"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 _GATHERED_BLOCKS = 2
 """The one that computes, and the next one, which is fetched meanwhile."""
@@ -102,9 +102,11 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding) -> MemoryPla
     else:
         gradients, root = gradient_copies(leaves) * parts.gradients, -(-parts.gradients // cut)
         exchange = 2 * parts.gradients if ranks > 1 else 0  # What is sent, and what is received.
+    # Then only what holds the gathered sum is left beside this rank's share of it, or the other way round.
+    left = {"replicated": parts.gradients // ranks, "optimizer": parts.gradients, "full": 0}[sharding]
     again = {"second pass": -(-parts.again // (ranks if sharding == "full" else 1))} if parts.again else {}
     backward = {**always, "gradients": gradients, "exchange": exchange, **again, "activations": parts.activations}
-    commit = {**always, "gradients": root, "exchange": exchange, "commit": -(-parts.commit // cut)}
+    commit = {**always, "gradients": root, "exchange": left if ranks > 1 else 0, "commit": -(-parts.commit // cut)}
     return MemoryPlan(backward=backward, commit=commit)
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from cosmati.planning.devices import Device
 from cosmati.planning.measuring import MeasuredParts
-from cosmati.planning.memory import Sharding, leaves_of
+from cosmati.planning.memory import leaves_of
 from cosmati.planning.traffic import Traffic
+from cosmati.train.config import Sharding
 
 EFFICIENCY = 0.4
 """Share of the peak that training's products reach where nobody says: Llama 3's had 0.38 to 0.43 of bfloat16's

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cosmati.planning.measuring import MeasuredParts
-from cosmati.planning.memory import Sharding, leaves_of
+from cosmati.planning.memory import leaves_of
+from cosmati.train.config import Sharding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from cosmati.ledger.witness_http import witness_and_url
 from cosmati.provenance.artifact import Artifact, distinct
 
 Precision = Literal["float32", "bfloat16"]
-Shards = Literal["replicated", "optimizer", "full"]
+Sharding = Literal["replicated", "optimizer", "full"]
 
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
@@ -137,7 +137,7 @@ class RunConfig(NamedSettings):
     num_microbatches: int | None = None
     elastic: bool = False
     max_ranks: int = 1
-    sharding: Shards = "replicated"
+    sharding: Sharding = "replicated"
     precision: Precision = "float32"
     compile_blocks: bool = False
     num_threads: int | None = None
@@ -186,7 +186,7 @@ class RunConfig(NamedSettings):
             here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
             msg = f"Precision {self.precision!r} is not known. {here}."
             raise PlanError(msg)
-        if self.sharding not in get_args(Shards):
+        if self.sharding not in get_args(Sharding):
             msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
         if self.resume_from not in ("newest", "whole"):
