@@ -1,8 +1,9 @@
-"""What a step on two ranks costs beside PyTorch's DistributedDataParallel, in time and in resident memory.
+"""What a step on two ranks costs beside PyTorch's DistributedDataParallel and FSDP2, in time and in resident memory.
 
 Two processes over gloo, one thread each. All arms live in the same two processes and take turns, so that drift hits all
 alike; a round ends where the slower rank ends. DDP accumulates with `no_sync` and reduces once a step, while the last
-microbatch's backward runs. Resident memory is of processes that run one arm alone.
+microbatch's backward runs. FSDP2 reduces each microbatch, as it does by itself and as `sharding="full"` has to; beside
+it stands what accumulates whole gradients. Resident memory is of processes that run one arm alone.
 """
 
 from __future__ import annotations
@@ -15,26 +16,32 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.measure import Row, in_turns, write
 from cosmati import Batch, LanguageModel, Lineage, RunConfig, Trainer
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import AdamW
-from cosmati.train.config import Shards
+from cosmati.train.config import Sharding
 
 WORLD = 2
 SIZES = {"0.7M": (128, 3), "5M": (256, 6)}
 """Width and blocks."""
 LENGTH = 128
 TOKENS = (512, 2048)
-ARMS = ("DDP", "DDP again (A/A)", "replicated", "optimizer")
+ARMS = {
+    "ddp": ("DDP", "DDP again (A/A)", "replicated", "optimizer"),
+    "fsdp": ("FSDP2", "FSDP2 again (A/A)", "FSDP2, whole gradients", "full"),
+}
 _LOSS = LanguageModel()
 
 
@@ -64,7 +71,29 @@ def _ddp(size: str, rows: torch.Tensor, v: int) -> Callable[[], object]:
     return step
 
 
-def _ours(size: str, rows: torch.Tensor, v: int, sharding: Shards, runs: ExitStack) -> Callable[[], object]:
+def _fsdp(size: str, rows: torch.Tensor, v: int, *, reduces_each: bool) -> Callable[[], object]:
+    model, mesh = _model(size), init_device_mesh("cpu", (WORLD,))
+    blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    for part in (*blocks, model):
+        fully_shard(part, mesh=mesh)
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        torch.use_deterministic_algorithms(False)
+        for index in range(v // WORLD):
+            model.set_requires_gradient_sync(reduces_each or index == v // WORLD - 1)
+            (_LOSS(model, rows).mean() / (v // WORLD)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.use_deterministic_algorithms(True)
+
+    return step
+
+
+def _ours(size: str, rows: torch.Tensor, v: int, sharding: Sharding, runs: ExitStack) -> Callable[[], object]:
     config = RunConfig(budget="1000000ba", num_microbatches=v, sharding=sharding)
     trainer = runs.enter_context(Trainer(_model(size), _LOSS, optimizers=[AdamW(lr=1e-3)], config=config))
     batch = Batch(rows, Lineage(torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.int64)))
@@ -72,11 +101,12 @@ def _ours(size: str, rows: torch.Tensor, v: int, sharding: Shards, runs: ExitSta
 
 
 def _step(arm: str, size: str, rows: torch.Tensor, v: int, runs: ExitStack) -> Callable[[], object]:
-    return (
-        _ddp(size, rows, v)
-        if arm.startswith("DDP")
-        else _ours(size, rows, v, "optimizer" if arm == "optimizer" else "replicated", runs)
-    )
+    if arm.startswith("DDP"):
+        return _ddp(size, rows, v)
+    if arm.startswith("FSDP2"):
+        return _fsdp(size, rows, v, reduces_each="whole" not in arm)
+    ours: dict[str, Sharding] = {"replicated": "replicated", "optimizer": "optimizer", "full": "full"}
+    return _ours(size, rows, v, ours[arm], runs)
 
 
 def _timed(step: Callable[[], object], steps: int) -> Callable[[], float]:
@@ -98,7 +128,10 @@ def _rank(folder: Path, asked: dict[str, Any]) -> None:
     rows, rounds, arm = _rows(asked["tokens"]), asked["rounds"], asked.get("alone")
     with ExitStack() as runs:
         if arm is None:
-            arms = {name: _timed(_step(name, asked["size"], rows, asked["v"], runs), asked["steps"]) for name in ARMS}
+            arms = {
+                name: _timed(_step(name, asked["size"], rows, asked["v"], runs), asked["steps"])
+                for name in asked["arms"]
+            }
             found: Any = [row.__dict__ for row in in_turns(arms, rounds)]
         else:
             step = _step(arm, asked["size"], rows, asked["v"], runs)
@@ -127,18 +160,18 @@ def run(*, quick: bool = False) -> str:
     """Write `results/scaling_*`, and return the tables."""
     cases = [(size, tokens, v) for size in SIZES for tokens in TOKENS for v in (2, 4, 8)]
     tables = []
-    for size, tokens, v in cases[:1] if quick else cases:
+    for peer, (size, tokens, v) in product(ARMS, cases[:1] if quick else cases):
         steps = max(1, round((40 if size == "0.7M" else 8) * 512 * 2 / (tokens * v)))
-        asked = {"size": size, "tokens": tokens, "v": v, "steps": steps}
+        asked = {"arms": ARMS[peer], "size": size, "tokens": tokens, "v": v, "steps": steps}
         rows = [Row(**row) for row in _launched({**asked, "rounds": 3 if quick else 15})]
-        memory = {arm: _launched({**asked, "rounds": 0, "alone": arm}) for arm in ARMS if "again" not in arm}
+        memory = {arm: _launched({**asked, "rounds": 0, "alone": arm}) for arm in ARMS[peer] if "again" not in arm}
         notes = {
             "clock": "wall clock, to the slower rank's end",
             "ranks": f"{WORLD} processes on one machine, gloo, one thread each",
             "steps a round": steps,
             "resident MiB of a rank, at its peak": {arm: round(mib, 1) for arm, mib in memory.items()},
         }
-        name = f"scaling_{size.lower().replace('.', '')}_{tokens}_v{v}"
+        name = f"scaling_{peer}_{size.lower().replace('.', '')}_{tokens}_v{v}"
         tables.append(write(name, rows, notes))
     return "\n".join(tables)
 
