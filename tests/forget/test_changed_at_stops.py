@@ -16,18 +16,20 @@ from cosmati.errors import ForgetError
 from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
-from cosmati.forget.past_run import PastRun
+from cosmati.forget.past_run import Gone, PastRun
 from cosmati.forget.planning import Option, plan_deletion
 from cosmati.forget.request import Request
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import Constant, Cosine
 from cosmati.recipes.recipe import Recipe
+from cosmati.recipes.replaying import trainers_of
 from cosmati.train.trainer import Trainer
 from tests.forget import stopped
 from tests.forget.recipe import data
 from tests.forget.samples import differing, forgotten, rows_of_step, tensors, without
 from tests.forget.stopped import HALF, REJECTED, RUNS, THREE, StopAt, Stops, recipe_of, trained
 from tests.processes import launch_ranks, run_python
+from tests.train.replay_world import replayed
 
 
 def planned(run: Path, asked: ToForget, recipe: Recipe) -> Option:
@@ -73,6 +75,18 @@ def test_the_plan_says_what_changes_again_and_of_which_recipe(tmp_path: Path) ->
     assert not [note for note in planned(run, ToForget(rows=late), stopped.recipe()).notes if "at step 2" in note]
     (why,) = planned(run, ToForget(rows=early), THREE[1][0]).why_not
     assert "budget: span 5ba, was 8ba" in why
+
+
+def test_steps_before_and_after_the_stops_are_replayed(tmp_path: Path) -> None:
+    """Of the run and of what a deletion made of it, with the recipe that they ended with."""
+    run = trained(THREE, tmp_path / "run")
+    done = forgotten(run, ToForget(rows=rows_of_step(data(), 5)), maker(stopped.recipe()), tmp_path / "out")
+    found = replayed(run, 0, 8, trainers_of(stopped.recipe()))
+    assert (found.outcome, found.differences, found.num_steps) == ("equal", (), 8)
+    salt = (done.out / "private" / "rows.salt").read_bytes()
+    own = trainers_of(stopped.recipe(), lambda digest, source: Gone.after(done.out, digest).of(source, salt))
+    found = replayed(done.out, 0, 8, own)
+    assert (found.differences, found.num_steps) == ((), 8)
 
 
 def contact_of(stops: Stops, row: int) -> int:

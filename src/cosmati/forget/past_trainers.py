@@ -15,7 +15,7 @@ from cosmati.provenance.kept_vouchers import kept_policy
 from cosmati.provenance.voucher import FOLDER
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import CHANGEABLE
-from cosmati.train.identity import kind_of
+from cosmati.train.identity import kind_of, schedules_in
 from cosmati.train.policy_change import Anchor, anchor_of, change_policy
 from cosmati.train.trainer import Trainer
 
@@ -114,7 +114,7 @@ def trainer_of(run: PastRun, legs: Sequence[Leg], leg: Leg, make: Make, wrap: Wr
     if leg == legs[-1]:
         trainer = make(wrap, folder, change=CHANGEABLE)
     else:
-        then = RecipeThen(_policy_of(run, leg), dict(_schedules(leg)))
+        then = RecipeThen(_policy_of(run, leg), schedules_in(leg.recipe))
         trainer = make(wrap, folder, then=then, budget=leg.recipe["budget.span"], change=CHANGEABLE)
     if trainer.policy_watch is not None:
         # The folder's own ledger may not have come to them yet.
@@ -139,13 +139,6 @@ def _policy_of(run: PastRun, leg: Leg) -> PolicyFile | None:
         return policy.with_voucher(kept_policy(run.folder / "ledger" / FOLDER, facts)) if facts else policy
     msg = f"The ledger commits to the policy {digest[:16]}, under which steps {leg.first}:{leg.end} were taken, and has"
     raise ForgetError(f"{msg} no text of it, so that nobody can take them again. Train anew without the content.")
-
-
-def _schedules(leg: Leg) -> Iterator[tuple[int, str]]:
-    for name, text in leg.recipe.items():
-        head, _, rest = name.partition(".")
-        if head == "optimizers" and rest.endswith(".schedule"):
-            yield int(rest.partition(".")[0]), text
 
 
 def refuse_unlike(legs: Sequence[Leg], leg: Leg, trainer: Trainer) -> None:

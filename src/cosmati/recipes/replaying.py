@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cosmati.core.source import Source
 from cosmati.errors import LedgerError
+from cosmati.forget.making import RecipeThen
 from cosmati.recipes.recipe import Recipe
 from cosmati.train.replay import MakeTrainer, ReplayRequest
 from cosmati.train.trainer import Trainer
@@ -33,11 +34,14 @@ def trainers_of(recipe: Recipe, without: Without | None = None) -> MakeTrainer:
             )
         if asked.forgotten and without is not None:
             data = functools.partial(_without, recipe, without, asked.forgotten)
-        # The recipe's own, where it's the same one: it knows who has signed it.
-        is_own = asked.policy is None or (recipe.policy is not None and recipe.policy.digest == asked.policy.digest)
-        config = dataclasses.replace(recipe.config, **asked.settings)
+        then, config = RecipeThen(asked.policy, asked.schedules), dataclasses.replace(recipe.config, **asked.settings)
         again = dataclasses.replace(
-            recipe, policy=recipe.policy if is_own else asked.policy, evaluation=None, config=config, data=data
+            recipe,
+            policy=recipe.policy if asked.policy is None else then.policy_for(recipe.policy),
+            optimizers=then.optimizers_for(recipe.optimizers),
+            evaluation=None,
+            config=config,
+            data=data,
         )
         return again.trainer(run_folder=asked.run_folder, observers=asked.observers)
 

@@ -94,6 +94,12 @@ def changes(was: Identity, now: Identity) -> list[Change]:
     ]
 
 
+def schedules_in(recipe: Mapping[str, str]) -> dict[int, str]:
+    """Return the schedules of the learning rates that a ledger tells, by the number of the optimizer."""
+    found = ((re.fullmatch(r"optimizers\.([0-9]{1,9})\.schedule", name), text) for name, text in recipe.items())
+    return {int(name[1]): text for name, text in found if name}
+
+
 def kind_of(name: str) -> str:
     """Return what a resume does with a change: `free`, the name under which it has to be asked for, or `fixed`.
 

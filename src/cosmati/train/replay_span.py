@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from cosmati.provenance.voucher import FOLDER, Withdrawn
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES, RunConfig
 from cosmati.train.facts import describe_environment
-from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
+from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of, schedules_in
 from cosmati.train.observers.observer import Observer
 from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
 from cosmati.train.other_source import of_another_source
@@ -53,6 +53,7 @@ class ReplayRequest:
         policy: that was in force, as the ledger has it; None for a run without.
         settings: of `RunConfig`, in place of the recipe's own.
         forgotten: digest of the deletion in whose place the data have tombstones; empty for the recipe's own data.
+        schedules: of the learning rates, as the ledger has them, by the number of the optimizer.
     """
 
     run_folder: Path
@@ -60,6 +61,7 @@ class ReplayRequest:
     policy: PolicyFile | None
     settings: Mapping[str, Any]
     forgotten: str = ""
+    schedules: Mapping[int, str] = field(default_factory=dict)
 
 
 _LATER = tuple(f"cadence.{name}" for name in LEARNING_CADENCES)
@@ -92,8 +94,16 @@ class SpanAgain:
         self._span, self._comparison, self._scratch, self._start = span, comparison, scratch, checkpoint
         observer = ReplayedLedger(comparison, self._digest)
         settings = _settings(span)
-        asked = ReplayRequest(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
-        self._trainer = make(replace(asked, forgotten=span.forgotten))
+        self._trainer = make(
+            ReplayRequest(
+                run_folder=scratch,
+                observers=[observer],
+                policy=_policy(run, span),
+                settings=settings,
+                forgotten=span.forgotten,
+                schedules=schedules_in(span.recipe),
+            )
+        )
         # Who vouches for the data today says nothing of then.
         told = [(step, None if facts is None else Withdrawn.of_facts(facts)) for step, facts in run.withdrawn]
         vouchers = RecordedVouchers(self._trainer.assembly, told) if told else None
