@@ -21,12 +21,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
-from cosmati.errors import ExportError
+from cosmati.errors import ExportError, PlanError
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Cosine, Lion, Muon, NorMuon, ScheduleFreeAdamW, Sophia
 from cosmati.optim.optimizers import matrices
@@ -38,6 +40,9 @@ from cosmati.train.layout import shard_groups
 from cosmati.train.layout import sharded as sharded_layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.whole import Whole
+from cosmati.train.observers import Observer
+from cosmati.train.observers.monitors.norms import parameter_groups
+from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -153,6 +158,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+class Looks(Observer):
+    """Is told by name that it can't look at parameters of which each rank holds a part; others it sees."""
+
+    def on_open(self, run: WatchedRun) -> None:
+        if any(isinstance(parameter, DTensor) for parameter in run.model.parameters()):
+            with pytest.raises(PlanError, match="UpdateNorms look at a model's parameters"):
+                parameter_groups(run)
+        else:
+            assert parameter_groups(run)
+
+
 def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
     """Return the trainer of a case; everything follows from fixed seeds."""
     given = CASES[case]
@@ -176,7 +192,7 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
         policy=load_policy(POLICY) if is_routed else None,
         taxonomy=TAXONOMY if is_routed else None,
         evaluation=Evaluation(batches(data, 50), {"accuracy": accuracy, "loss": Classification(CLASSES)}),
-        observers=[StopAt(stop)],
+        observers=[StopAt(stop), Looks()],
         config=RunConfig(
             budget=f"{STEPS}ba",
             num_microbatches=4,
@@ -236,6 +252,22 @@ def count_exchanges(told: str) -> Callable[[], int]:
     return lambda: last[0]
 
 
+def standing(ledger: Path) -> list[Any]:
+    """Return each step that stands, with class, rows, weight and gradient norms of its microbatches; on rank 0."""
+    if os.environ.get("RANK", "0") != "0":
+        return []
+    opened = VerifiedLedger(ledger)
+    return [
+        [
+            entry.step,
+            [[cell.class_id, cell.num_rows, cell.weight] for cell in entry.microbatches],
+            repr(sorted(opened.norms(item, entry, tables)[0].items())),
+        ]
+        for item, entry, tables in opened.steps()
+        if item.index in opened.standing
+    ]
+
+
 def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
     """Train one case, and return digests and metrics."""
     trainer = make_trainer(case, folder, stop, sharding)
@@ -246,6 +278,9 @@ def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
     if is_parallel and sharding == "full":
         with pytest.raises(ExportError, match="one process: cosmati export"):
             trainer.export(folder / "exported")
+    assert {getattr(one.optimizer, "holds_pieces", False) for one in trainer.assembly.optimizers} == {
+        is_parallel and sharding != "replicated"
+    }
     last = read_checkpoint(list_checkpoints(folder / case.replace(" ", "-") / "checkpoints")[0])
     return {
         "withdrawn": sorted(f"{g.name}: {g.because}" for g in trainer.plan.guarantees if not g.holds),
@@ -255,6 +290,7 @@ def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
         "state": {name: parameter_root({name: value}).hex() for name, value in sorted(last.state.items())},
         "metrics": dict(result.metrics),
         "signed": last.signed_digest.hex(),
+        "ledger": standing(folder / case.replace(" ", "-") / "ledger"),
     }
 
 
