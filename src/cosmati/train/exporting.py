@@ -17,7 +17,7 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import describe
-from cosmati.errors import PlanError
+from cosmati.errors import ExportError, PlanError
 from cosmati.export.comparison import EXACT, LOW_PRECISION, CallInputs, Metrics, is_close
 from cosmati.export.formats import ExportForm
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
@@ -145,8 +145,14 @@ class ExportingTrainer(Lifecycle):
             say: told of what is being done.
         """
         self._refuse_averaged("export()")
-        run = run or self._own_run()
         a = self.assembly
+        if a.ranks.in_lockstep:
+            msg = (
+                "export() reads a whole model on one rank, and under sharding='full' each holds a part. Export a "
+                "checkpoint of the run in one process: cosmati export."
+            )
+            raise ExportError(msg)
+        run = run or self._own_run()
         whose = self._whose_average()
         with numerics(a), self.averaged() as model:
             if a.ranks.rank:

@@ -1,4 +1,4 @@
-"""One contract for every layout: whole on one rank and two, sharded by FSDP2 on two and four; against brute force."""
+"""One contract for every layout: whole, with optimizers shared out, sharded by FSDP2; against brute force."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmati.core.state import model_tensors, parameter_root
+from cosmati.core.state import model_tensors, optimizer_tensors, parameter_root
 from tests.processes import launch_ranks
 from tests.train.layouts.worker import DENOMINATORS, NEAR_OUTPUT_ALONE, ROUTES, digest, make, objective
 
@@ -19,9 +19,15 @@ ROOT = Path(__file__).parents[3]
 KINDS = {
     "whole": ("whole", 1),
     "whole on two ranks": ("whole", 2),
+    "optimizers shared out on two ranks": ("shared out", 2),
+    "optimizers shared out on four ranks": ("shared out", 4),
     "sharded on two ranks": ("sharded", 2),
     "sharded on four ranks": ("sharded", 4),
 }
+MINE = ([0, 1, 2, 3], [0, 1], [0, 1], [0], [0, 2], [0])
+EVERY_KIND = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if world == 4 else []) for kind, (_, world) in KINDS.items()]
+)
 
 
 @cache
@@ -63,7 +69,7 @@ def digests(tensors: dict[str, Tensor]) -> dict[str, str]:
     return {name: digest(tensor) for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EVERY_KIND
 def test_roots_are_those_of_brute_force(kind: str) -> None:
     found = exercised(kind)
     assert found["root"] == digests(mean(ROUTES))
@@ -75,7 +81,7 @@ def test_roots_are_those_of_brute_force(kind: str) -> None:
     assert set(names) - set(found["frozen"]) == {names[0], names[5]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EVERY_KIND
 def test_norms_are_of_leaves_and_of_whole_tensors(kind: str) -> None:
     found = exercised(kind)
     regions = make()[1].region_of
@@ -99,7 +105,7 @@ def test_norms_are_of_leaves_and_of_whole_tensors(kind: str) -> None:
     assert found["scaled"] == digests({name: g * factors[regions[name]] for name, g in root.items()})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EVERY_KIND
 def test_weights_come_back(kind: str) -> None:
     found = exercised(kind)
     model, _, _ = make()
@@ -116,7 +122,7 @@ def test_weights_come_back(kind: str) -> None:
     assert found["replaced"] == parameter_root(doubled).hex()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EVERY_KIND
 def test_what_is_absent_does_not_move(kind: str) -> None:
     found = exercised(kind)
     assert found["moved"] == sorted(found["near output alone"]) == found["held after commit"]
@@ -129,14 +135,18 @@ def test_what_is_absent_does_not_move(kind: str) -> None:
     assert found["after commit"] == digests(dict(before))
     assert found["digest"] == found["digest of saved"] == parameter_root(model_tensors(model)).hex()
     assert found["loaded"] is True
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert found["state of the optimizer"] == digests(optimizer_tensors(optimizer, names)[0])
+    assert found["state of the method"] == digests({f"average/{name}": p for name, p in before.items()})
+    assert found["optimizer again"] is found["method again"] is True
 
 
-def test_every_layout_gives_the_same() -> None:
-    first, *others = (exercised(kind) for kind in KINDS)
-    for other in others:
-        same = {name for name in first if first[name] == other.get(name)}
-        assert set(first) - same <= {"mine", "digest of the model"}
-    assert [exercised(kind)["mine"] for kind in KINDS] == [[0, 1, 2, 3], [0, 1], [0, 2], [0]]
+@EVERY_KIND
+def test_every_layout_gives_the_same(kind: str) -> None:
+    first, other = exercised("whole"), exercised(kind)
+    same = {name for name in first if first[name] == other.get(name)}
+    assert set(first) - same <= {"mine", "digest of the model"}
+    assert other["mine"] == MINE[list(KINDS).index(kind)]
     assert first["parameters"] == [[i, name, region] for i, (name, region) in enumerate(_named_regions())]
 
 

@@ -11,16 +11,18 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cosmati.core.state import model_tensors, parameter_root
+from cosmati.core.state import model_tensors, optimizer_tensors, parameter_root
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.routing.selectors import RegionSelector
 from cosmati.train.layout.layout import Layout
+from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.sharded import Sharded
 from cosmati.train.layout.whole import Whole
 from cosmati.train.ranks import Ranks
@@ -28,6 +30,7 @@ from cosmati.train.ranks import Ranks
 V = 4
 ROUTES = ((1.0, 1.0), (0.0, 1.0), (1.0, 0.3), (0.0, 0.5))
 NEAR_OUTPUT_ALONE = ((0.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.25))
+KINDS: dict[str, Callable[..., Layout]] = {"whole": Whole, "shared out": OptimizerSharded, "sharded": Sharded}
 DENOMINATORS = torch.tensor([3.0, 7.0], dtype=torch.float64)
 
 
@@ -101,17 +104,41 @@ def whole(pieces: Any) -> dict[str, str]:
     return {name: digest(pieces.whole(name)) for name in pieces.names}
 
 
+def on_any_rank(ranks: Ranks, names: list[str]) -> list[str]:
+    """Return the names that any rank has."""
+    return sorted({name for told in ranks.told_by_all({"names": names}) for name in told["names"]})
+
+
+def states(layout: Layout, ranks: Ranks, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return digests of the optimizer's state and of a method's, whole; and whether each rank gets back what it had."""
+    names = {id(held): name for name, held in layout.pieces()}
+    of_method = {f"average/{name}": weight.detach() for name, weight in layout.weights().tensors.items()}
+    found: dict[str, Any] = {}
+    for kind, own in (("optimizer", optimizer_tensors(optimizer, names)[0]), ("method", of_method)):
+        of_optimizers = kind == "optimizer"
+        saved = layout.whole_state(own, of_optimizers=of_optimizers)
+        again = layout.own_state(saved, of_optimizers=of_optimizers)
+        is_same = own.keys() == again.keys() and all(torch.equal(own[key], again[key]) for key in own)
+        found[f"state of the {kind}"] = {key: digest(saved[key]) for key in sorted(saved)}
+        found[f"{kind} again"] = not ranks.agree(not is_same)
+    return found
+
+
 def exercise(kind: str) -> dict[str, Any]:
     """Go through the contract."""
     model, regions, data = make()
     ranks = Ranks()
-    layout: Layout = Whole(model, regions, ranks, V)
-    if kind == "sharded":
-        layout = Sharded(model, regions, ranks, V)
+    ranks.share_out(V, is_strided=kind == "sharded")
+    layout: Layout = KINDS[kind](model, regions, ranks, V)
+    optimizer = torch.optim.AdamW([p.tensor for p in layout.parameters], lr=0.1, weight_decay=0.1)
+    if isinstance(layout, OptimizerSharded):
+        layout.rehome([optimizer])
+    else:
+        optimizer = torch.optim.AdamW([p for _, p in layout.pieces()], lr=0.1, weight_decay=0.1)
     everything = frozenset(p.index for p in layout.parameters)
     found: dict[str, Any] = {
         "parameters": [[p.index, p.name, p.region] for p in layout.parameters],
-        "pieces": [name for name, _ in layout.pieces()],
+        "pieces": on_any_rank(ranks, [name for name, _ in layout.pieces()]),
         "mine": list(layout.mine),
         "start": layout.digest().hex(),
     }
@@ -135,9 +162,9 @@ def exercise(kind: str) -> dict[str, Any]:
     found["near output alone"] = whole(part)
     few, _ = run_pass(layout, model, data, ROUTES, everything - {0, 5})
     found["frozen"] = whole(few)
-    optimizer = torch.optim.AdamW([p for _, p in layout.pieces()], lr=0.1, weight_decay=0.1)
     found["moved"] = sorted(layout.commit(part, everything, optimizer.step))
-    found["held after commit"] = sorted(name for name, held in layout.pieces() if held.grad is not None)
+    found["held after commit"] = on_any_rank(ranks, [name for name, held in layout.pieces() if held.grad is not None])
+    found |= states(layout, ranks, optimizer)
     found["after commit"] = {name: digest(value) for name, value in layout.save()}
     found["digest of saved"] = parameter_root(dict(layout.save())).hex()
     found["digest"] = layout.digest().hex()

@@ -1,26 +1,34 @@
 """One rank of the tests of full sharding: `full_worker.py FOLDER CASES [STOP [SHARDING]]`, cases with commas between.
 
-Rank 0 writes what came out of each as JSON. STOP 0 goes to the end.
+Rank 0 writes what came out of each as JSON. STOP 0 goes to the end. Where the environment has KILLED, `RANKS AT WHEN`,
+each of these ranks kills itself at that exchange with others, `before` it or `after`; KILLED=none only counts them.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
+from cosmati.errors import ExportError, PlanError
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Cosine, Lion, Muon, NorMuon, ScheduleFreeAdamW, Sophia
 from cosmati.optim.optimizers import matrices
@@ -30,6 +38,11 @@ from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
 from cosmati.train.layout import shard_groups
 from cosmati.train.layout import sharded as sharded_layout
+from cosmati.train.layout.optimizer_sharded import OptimizerSharded
+from cosmati.train.layout.whole import Whole
+from cosmati.train.observers import Observer
+from cosmati.train.observers.monitors.norms import parameter_groups
+from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -129,6 +142,7 @@ CASES: dict[str, dict[str, Any]] = {
     "saved": {"optimizers": ADAMW, "model": Saved},
     "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
     "double": {"optimizers": ADAMW, "model": lambda: Net().double()},
+    "everything": {"optimizers": ADAMW, "policy": True, "methods": [SAM(interval=2), CLIPPED, EMA(half_life="3ba")]},
     "routed": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")]},
     "routed sam": {"optimizers": Muon(lr=0.02), "policy": True, "methods": [SAM(interval=2)]},
     "muon": {"optimizers": Muon(lr=0.02, weight_decay=0.1, schedule=Cosine()), "methods": [CLIPPED]},
@@ -142,6 +156,17 @@ CASES: dict[str, dict[str, Any]] = {
     "cautious": {"optimizers": AdamW(lr=1e-2, weight_decay=0.1, cautious=True)},
     "hyperball": {"optimizers": AdamW(lr=1e-2, weight_decay=0.0, hyperball=True, parameters=matrices)},
 }
+
+
+class Looks(Observer):
+    """Is told by name that it can't look at parameters of which each rank holds a part; others it sees."""
+
+    def on_open(self, run: WatchedRun) -> None:
+        if any(isinstance(parameter, DTensor) for parameter in run.model.parameters()):
+            with pytest.raises(PlanError, match="UpdateNorms look at a model's parameters"):
+                parameter_groups(run)
+        else:
+            assert parameter_groups(run)
 
 
 def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
@@ -167,7 +192,7 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
         policy=load_policy(POLICY) if is_routed else None,
         taxonomy=TAXONOMY if is_routed else None,
         evaluation=Evaluation(batches(data, 50), {"accuracy": accuracy, "loss": Classification(CLASSES)}),
-        observers=[StopAt(stop)],
+        observers=[StopAt(stop), Looks()],
         config=RunConfig(
             budget=f"{STEPS}ba",
             num_microbatches=4,
@@ -181,6 +206,7 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
             direction_every=3,
             update_direction_every=3,
             digests_every=3,
+            checkpoint_every="1ba" if "KILLED" in os.environ else None,
         ),
     )
 
@@ -201,10 +227,60 @@ def control(kind: str) -> None:
     shard_groups.tree_reduce_scatter = sharded_layout.tree_reduce_scatter = scatter
 
 
+def count_exchanges(told: str) -> Callable[[], int]:
+    """Count the exchanges of tensors with other ranks, and die at one of them; return what says how many there were."""
+    ranks, at, when = ("", "0", "") if told == "none" else told.split()
+    numbers = itertools.count(1)
+    last = [0]
+
+    def counted(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            last[0] = next(numbers)
+            is_now = str(dist.get_rank()) in ranks.split(",") and last[0] == int(at)
+            if is_now and when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = exchange(*args, **more)
+            if is_now:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return call
+
+    for name in ("all_to_all_single", "all_gather_single", "all_gather_into_tensor"):
+        if hasattr(dist, name):
+            setattr(dist, name, counted(getattr(dist, name)))
+    return lambda: last[0]
+
+
+def standing(ledger: Path) -> list[Any]:
+    """Return each step that stands, with class, rows, weight and gradient norms of its microbatches; on rank 0."""
+    if os.environ.get("RANK", "0") != "0":
+        return []
+    opened = VerifiedLedger(ledger)
+    return [
+        [
+            entry.step,
+            [[cell.class_id, cell.num_rows, cell.weight] for cell in entry.microbatches],
+            repr(sorted(opened.norms(item, entry, tables)[0].items())),
+        ]
+        for item, entry, tables in opened.steps()
+        if item.index in opened.standing
+    ]
+
+
 def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
     """Train one case, and return digests and metrics."""
     trainer = make_trainer(case, folder, stop, sharding)
     result = trainer.fit()
+    layouts: dict[str, type] = {"replicated": Whole, "optimizer": OptimizerSharded, "full": sharded_layout.Sharded}
+    is_parallel = trainer.assembly.ranks.is_parallel
+    assert type(trainer.assembly.layout) is (layouts[sharding] if is_parallel else Whole)
+    if is_parallel and sharding == "full":
+        with pytest.raises(ExportError, match="one process: cosmati export"):
+            trainer.export(folder / "exported")
+    assert {getattr(one.optimizer, "holds_pieces", False) for one in trainer.assembly.optimizers} == {
+        is_parallel and sharding != "replicated"
+    }
     last = read_checkpoint(list_checkpoints(folder / case.replace(" ", "-") / "checkpoints")[0])
     return {
         "withdrawn": sorted(f"{g.name}: {g.because}" for g in trainer.plan.guarantees if not g.holds),
@@ -214,6 +290,7 @@ def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
         "state": {name: parameter_root({name: value}).hex() for name, value in sorted(last.state.items())},
         "metrics": dict(result.metrics),
         "signed": last.signed_digest.hex(),
+        "ledger": standing(folder / case.replace(" ", "-") / "ledger"),
     }
 
 
@@ -228,9 +305,11 @@ def main() -> None:
         dist.init_process_group("gloo")
     if "CONTROL" in os.environ:
         control(os.environ["CONTROL"])
+    num_exchanges = count_exchanges(os.environ.get("KILLED", "none"))
     found = {case: run(case, base, stop, sharding) for case in cases}
     if os.environ.get("RANK", "0") == "0":
         (base / f"{stop}.json").write_text(json.dumps(found))
+        (base / "exchanges").write_text(str(num_exchanges()))
     if dist.is_initialized():
         # FSDP's modules hold the group, in circles: what still holds it while the interpreter ends may bring it down.
         gc.collect()

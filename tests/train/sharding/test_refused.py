@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from cosmati.core.clock import Clock
 from cosmati.core.loss import Classification
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
 from cosmati.methods import StochasticDepth
 from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
+from cosmati.train.observers.monitors.norms import GradientNorms
 from cosmati.train.trainer import Trainer
 
 
@@ -46,6 +48,18 @@ def test_one_rank_wraps_nothing() -> None:
     trainer = planned()
     assert trainer.fit().outcome == "completed"
     assert all(type(parameter) is nn.Parameter for parameter in trainer.model.parameters())
+
+
+def test_gradient_norms_are_refused_where_optimizers_hold_pieces() -> None:
+    """The workers of full sharding see to it that such optimizers say so."""
+    monitor, optimizer = GradientNorms(), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.__dict__["holds_pieces"] = True
+    monitor.before(Clock(), 1)
+    try:
+        with pytest.raises(PlanError, match="with this sharding each rank holds pieces"):
+            optimizer.step()
+    finally:
+        monitor.end()
 
 
 def test_an_unknown_sharding_is_refused() -> None:

@@ -34,13 +34,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_optimizers_that_are_shared_out_give_the_bits_of_one_rank(
     tmp_path: Path, alone: dict[str, Any], world: int
 ) -> None:
     assert _launch(tmp_path, world, "optimizer", QUICK) == alone
 
 
+@pytest.mark.slow
 def test_ranks_and_sharding_may_change_in_mid_run(tmp_path: Path, alone: dict[str, Any]) -> None:
     ways = ((4, "optimizer", 2), (2, "replicated", 4), (2, "optimizer", 5))
     seen = []

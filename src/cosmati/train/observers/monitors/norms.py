@@ -23,8 +23,18 @@ Groups = Mapping[str, Sequence[nn.Parameter]]
 
 
 def parameter_groups(run: WatchedRun) -> Groups:
-    """Return the parameters that train, by the policy's regions; without a policy, by the model's parts."""
+    """Return the parameters that train, by the policy's regions; without a policy, by the model's parts.
+
+    Raises:
+        PlanError: each rank holds a part of every one.
+    """
     facts, held = run.facts, dict(run.model.named_parameters())
+    if any(hasattr(parameter.detach(), "to_local") for parameter in held.values()):
+        msg = (
+            "GradientNorms and UpdateNorms look at a model's parameters, and under sharding='full' each rank holds "
+            "a part of each. Leave them out: the ledger has both norms (details_every, update_norm_every)."
+        )
+        raise PlanError(msg)
     if len(facts.regions) > 1:
         regions = zip(facts.regions, facts.parameters, strict=True)
         return {region: [held[name] for name in names] for region, names in regions}
