@@ -290,11 +290,10 @@ def test_ctrl_c_stops_a_job_and_a_keeper_begins_its_killed_supervisor_anew(home:
     process = PythonProcess(["-m", "cosmati", "launch", str(file), "--ranks", "2"], env=dict(os.environ))
     with JobQueue(home) as jobs:
         until(lambda: jobs.all() and jobs.get("slow-1").state is LaunchState.RUNNING)
-        (supervisor,) = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if b"cosmati.launch.serve" in path.read_bytes() and str(home).encode() in path.read_bytes()
-        ]
+        (agent,) = marks_of(jobs, "slow-1", "agent")
+        stat = Path(f"/proc/{agent.partition(':')[0]}/stat").read_text()
+        supervisor = int(stat.rpartition(")")[2].split()[1])
+        assert b"cosmati.launch.serve" in Path(f"/proc/{supervisor}/cmdline").read_bytes()
         os.kill(supervisor, signal.SIGKILL)
         until(lambda: len(jobs.attempts("slow-1")) == 2 and jobs.get("slow-1").state is LaunchState.RUNNING)
         assert jobs.attempts("slow-1")[0].outcome == "lost"

@@ -82,7 +82,11 @@ def script_of(engine: str, kind: str) -> str:
 def test_bash_gives_torchrun_what_it_needs(engine: str, kind: str, index: int, tmp_path: Path) -> None:
     """The script is run, with a `python` that writes down what it was given."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$COSMATI_PLACE" "$@" > {tmp_path}/given-$2\n')
+    told_by = '"$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "$COSMATI_PLACE" "$@"'
+    python.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" {told_by} > {tmp_path}/given-$2\n'
+        '[ "$2" != cosmati.launch.address ] || echo "at $3"\n'
+    )
     python.chmod(0o755)
     told = {
         name: str(index) if "RANK" in name or "INDEX" in name else value for name, value in TOLD[kind or engine].items()
@@ -90,12 +94,14 @@ def test_bash_gives_torchrun_what_it_needs(engine: str, kind: str, index: int, t
     script = script_of(engine, kind).replace("mkdir -p", "true")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **told}
     subprocess.run(["bash", "-c", script], check=True, env=environment)
-    place, *words = (tmp_path / "given-torch.distributed.run").read_text().splitlines()
-    assert place == "node-b"
+    own_store, place, *words = (tmp_path / "given-torch.distributed.run").read_text().splitlines()
+    # Agents count restarts each for themselves, and ranks mustn't meet by that number.
+    assert (own_store, place) == ("1", "node-b")
     options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--") and "=" in word)
     assert options["nnodes"] == "2"
     assert options["nproc-per-node"] == "8"
     assert options["rdzv-endpoint"] == ENDPOINTS[kind or engine]
+    assert options["local-addr"] == f"at {ENDPOINTS[kind or engine]}"
     assert options["rdzv-conf"] == f"is_host={'false' if index else 'true'}"
     assert options["rdzv-id"].endswith({"jobset": "-3", "skypilot": "task-7"}.get(kind or engine, "gpt"))
     worker = words.index("cosmati.launch.worker")

@@ -68,7 +68,10 @@ def test_a_node_that_is_killed_costs_time_and_no_bit(
         cluster.wait_until_idle()
     assert (job.state, job.step, job.reason) == (LaunchState.COMPLETED, 60, "")
     assert result_of(run) == alone
-    assert [one.outcome for one in read_attempts(run)] == ["", "completed"]
+    # The other rank may have told of the one that it lost before it was ended too.
+    begun, ended = (one.outcome for one in read_attempts(run))
+    assert begun in ("", "failed")
+    assert ended == "completed"
     # Slurm's own affair: for the queue it was one attempt.
     _, attempts, bad = show(job.id, queue)
     assert ([one.outcome for one in attempts], bad) == (["completed"], {})

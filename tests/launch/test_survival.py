@@ -65,8 +65,20 @@ def _survive(tmp_path: Path, victims: list[tuple[str, str]], num_steps: int, **c
 
 
 @pytest.mark.timeout(300)
-def test_a_job_whose_processes_are_killed_comes_to_the_same_root(tmp_path: Path) -> None:
-    victims = [("agent", "now"), ("rank", "later"), ("supervisor", "now"), ("agent", "later"), ("supervisor", "later")]
+@pytest.mark.parametrize(
+    "victims",
+    [
+        pytest.param([("rank", "later"), ("supervisor", "later")], id="two"),
+        pytest.param(
+            [("agent", "now"), ("rank", "later"), ("supervisor", "now"), ("agent", "later"), ("supervisor", "later")],
+            id="five",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_job_whose_processes_are_killed_comes_to_the_same_root(
+    tmp_path: Path, victims: list[tuple[str, str]]
+) -> None:
     _survive(tmp_path, victims, 12)
 
 

@@ -17,8 +17,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cosmati.launch.guard import die_with_parent
-from cosmati.launch.notes import note_process
-from cosmati.launch.worker import PLACE_VARIABLE, run_program
+from cosmati.launch.notes import PLACE_VARIABLE, note_process
+from cosmati.launch.worker import run_program
 
 MEETING = {"is_host": "false", "join_timeout": 60, "last_call_timeout": 3}
 """The supervisor hosts the store. Tried: an agent that hosts it takes the others down with it."""

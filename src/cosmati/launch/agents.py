@@ -13,6 +13,9 @@ from cosmati.records.launched import LaunchedRun
 from cosmati.storage.fence import fence_off
 
 _LOCK_SECONDS = 5.0
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Ranks meet in a store of their own. The agents' stays for all begins: in it a rank may find where one of before was
+that it takes for its fellow, and waits for it (seen: one begin in two)."""
 
 
 def check_settings(engine: str, given: Mapping[str, str], known: Collection[str]) -> Mapping[str, str]:
@@ -78,11 +81,12 @@ def agent_command(
         endpoint: `HOST:PORT` of the first node, as the shell has it.
         is_host: `true` on the first node, else `false`, as the shell has it.
     """
-    own = shlex.join([folder, *program.command])
+    python, own = shlex.quote(str(program.python)), shlex.join([folder, *program.command])
     return (
-        f"{shlex.quote(str(program.python))} -m torch.distributed.run --nnodes={nodes} --nproc-per-node={per_node} "
+        f"env {_OWN_STORE} {python} -m torch.distributed.run --nnodes={nodes} --nproc-per-node={per_node} "
         f"--max-restarts={restarts} --rdzv-backend=c10d --rdzv-id={run_id} --rdzv-endpoint={endpoint} "
-        f"--rdzv-conf=is_host={is_host} -m cosmati.launch.worker {own}"
+        f"--rdzv-conf=is_host={is_host} "
+        f'--local-addr="$({python} -m cosmati.launch.address {endpoint})" -m cosmati.launch.worker {own}'
     )
 
 

@@ -17,6 +17,9 @@ from pathlib import Path
 from cosmati.launch.guard import mark_of
 from cosmati.storage.atomic import replace_file
 
+PLACE_VARIABLE = "COSMATI_PLACE"
+"""Tells a rank the name of its place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadEnd:

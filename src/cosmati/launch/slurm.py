@@ -21,8 +21,7 @@ from pathlib import Path
 from cosmati.errors import RunError
 from cosmati.launch.agents import agent_command, check_settings, node_counts
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
-from cosmati.launch.notes import ends_in, log_of, processes_in
-from cosmati.launch.worker import PLACE_VARIABLE
+from cosmati.launch.notes import PLACE_VARIABLE, ends_in, log_of, processes_in
 
 _SCRIPT, _LOG, _STATUS, _STOP = "job.sbatch", "job.log", "status", "stop"
 _OPTIONS = ("account", "constraint", "cpus-per-task", "gpus-per-node", "mem", "partition", "qos", "reservation", "time")

@@ -18,14 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cosmati.launch.guard import die_with_parent
-from cosmati.launch.notes import BadEnd, log_of, note_end, note_process, stacks_of
+from cosmati.launch.notes import PLACE_VARIABLE, BadEnd, log_of, note_end, note_process, stacks_of
 from cosmati.records.launched import NOTE_VARIABLE
 
-PLACE_VARIABLE = "COSMATI_PLACE"
 _LOST_OTHERS = ("gloo", "nccl", "connection", "store", "socket", "timeout", "timed out", "peer")
 """Words of errors that a rank has because another one has ended. Gloo's are plain RuntimeErrors."""
-
-
 _LOST_SECONDS = 0.5
 _LAST_BYTES = 4096
 
