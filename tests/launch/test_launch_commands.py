@@ -261,6 +261,7 @@ def supervisors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PythonProcess]
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_is_stopped_and_goes_on(home: Path, tmp_path: Path, supervisors: list[PythonProcess]) -> None:
     job = sdk.launch(str(recipe_in(tmp_path, 60, 0.01)), ranks=2)
