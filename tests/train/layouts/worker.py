@@ -143,6 +143,8 @@ def exercise(kind: str) -> dict[str, Any]:
         "start": layout.digest().hex(),
     }
     root, norms = run_pass(layout, model, data, ROUTES, everything)
+    last = root.cut.anywhere(ranks.rank == ranks.world - 1)
+    found["said by the last"] = [last, root.cut.anywhere(flag=False)]
     found |= {"root": whole(root), "leaf norms": digest(norms), "norm": digest(root.norm())}
     found["norm by region"] = {str(r): digest(n) for r, n in root.norm_by_region().items()}
     found["rows normalized"] = whole(
