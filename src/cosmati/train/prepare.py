@@ -95,7 +95,7 @@ def prepare(given: Ingredients) -> Prepared:
     """
     refuse_misgiven(given)
     config, ranks = given.config, Ranks()
-    num_microbatches = _share_out(given, ranks)
+    ranks.share_out(num_microbatches := config.resolve_microbatches(governed=given.policy is not None))
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
@@ -142,13 +142,6 @@ def prepare(given: Ingredients) -> Prepared:
     digest, text, vouched = digests_of(given.data)
     watch = watch_of(given, vouched, artifacts, assembly)
     return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
-
-
-def _share_out(given: Ingredients, ranks: Ranks) -> int:
-    """Share a step's microbatches out over the ranks, and return how many they are."""
-    num_microbatches = given.config.resolve_microbatches(governed=given.policy is not None)
-    ranks.share_out(num_microbatches, is_strided=given.config.sharding == "full")
-    return num_microbatches
 
 
 def _facts(

@@ -102,6 +102,7 @@ def test_norms_are_of_leaves_and_of_whole_tensors(kind: str) -> None:
     by_row = {name: g / (1 + torch.linalg.vector_norm(g, dim=-1, keepdim=True)) for name, g in root.items()}
     assert found["rows normalized"] == digests(by_row)
     factors = (torch.tensor(0.5), torch.tensor(3.0))
+    assert found["said by the last"] == [True, False]
     assert found["scaled"] == digests({name: g * factors[regions[name]] for name, g in root.items()})
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cosmati.core.pieces import Uncut
 from cosmati.core.state import model_tensors, optimizer_tensors, parameter_root
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.routing.selectors import RegionSelector
@@ -143,6 +144,9 @@ def exercise(kind: str) -> dict[str, Any]:
         "start": layout.digest().hex(),
     }
     root, norms = run_pass(layout, model, data, ROUTES, everything)
+    # Of what all hold, all say the same.
+    last = root.cut.anywhere(ranks.rank == ranks.world - 1 or isinstance(root.cut, Uncut))
+    found["said by the last"] = [last, root.cut.anywhere(flag=False)]
     found |= {"root": whole(root), "leaf norms": digest(norms), "norm": digest(root.norm())}
     found["norm by region"] = {str(r): digest(n) for r, n in root.norm_by_region().items()}
     found["rows normalized"] = whole(

@@ -29,11 +29,14 @@ from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import ExportError, PlanError
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
+from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp
 from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Cosine, Lion, Muon, NorMuon, ScheduleFreeAdamW, Sophia
 from cosmati.optim.optimizers import matrices
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
+from cosmati.storage.atomic import create_secret
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
 from cosmati.train.layout import shard_groups
@@ -49,7 +52,7 @@ from tests.train.elastic_worker import StopAt
 
 STEPS, ROWS, CLASSES = 6, 24, 5
 TAXONOMY = Taxonomy(
-    "t", "1", (("open", "free to learn from"), ("doubtful", "only near the output"), ("closed", "never learnt from"))
+    "t", "1", (("open", "free to learn from"), ("doubtful", "only near the output"), ("closed", "learnt from at first"))
 )
 POLICY = """
 version: 1
@@ -57,11 +60,13 @@ taxonomy: t
 regions:
   near_input: {params: ["stem.*", "blocks.0.*"]}
   near_output: {params: "*", exclude: ["stem.*", "blocks.0.*"]}
+phases: [{name: first, until: 3ba}, {name: rest}]
 rules:
   - {class: open, weight: 1}
   - {class: doubtful, region: near_input, weight: 0}
   - {class: doubtful, region: near_output, weight: 0.5}
-  - {class: closed, decision: reject}
+  - {class: closed, phase: first, weight: 0.25}
+  - {class: closed, phase: rest, decision: reject}
 """
 
 
@@ -260,7 +265,7 @@ def standing(ledger: Path) -> list[Any]:
     return [
         [
             entry.step,
-            [[cell.class_id, cell.num_rows, cell.weight] for cell in entry.microbatches],
+            [[cell.class_id, cell.num_rows, cell.weight, cell.row_commitment.hex()] for cell in entry.microbatches],
             repr(sorted(opened.norms(item, entry, tables)[0].items())),
         ]
         for item, entry, tables in opened.steps()
@@ -270,6 +275,12 @@ def standing(ledger: Path) -> list[Any]:
 
 def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
     """Train one case, and return digests and metrics."""
+    private = folder / case.replace(" ", "-") / "private"
+    if os.environ.get("RANK", "0") == "0" and not private.exists():
+        # The same for all runs, so that ledgers commit to rows alike.
+        private.mkdir(parents=True)
+        RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
+        create_secret(private / SALT_FILE, bytes(32))
     trainer = make_trainer(case, folder, stop, sharding)
     result = trainer.fit()
     layouts: dict[str, type] = {"replicated": Whole, "optimizer": OptimizerSharded, "full": sharded_layout.Sharded}
