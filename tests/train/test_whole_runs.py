@@ -176,10 +176,10 @@ def test_a_last_checkpoint_that_cannot_be_written_still_ends_the_users_loop(
 
     usual = session.write_checkpoint
 
-    def full(folder: Path, checkpoint: Checkpoint) -> Path:
+    def full(folder: Path, checkpoint: Checkpoint, epoch: int | None = None) -> Path:
         if checkpoint.step:
             raise CheckpointError("no space")
-        return usual(folder, checkpoint)
+        return usual(folder, checkpoint, epoch)
 
     def loop() -> None:
         with trainer:

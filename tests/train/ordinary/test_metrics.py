@@ -82,9 +82,9 @@ class OneOf(Ranks):
         super().__init__()
         self.rank, self.world, self.others = rank, world, others
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def gather_by_rank(self, rows: Tensor) -> Tensor:
         self.others[self.rank] = rows
-        return torch.stack([self.others.get(rank, rows) for rank in range(self.world)], 1).flatten(0, 1)
+        return torch.cat([self.others.get(rank, rows) for rank in range(self.world)])
 
 
 def _predict(model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
