@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from cosmati.cli.column_keys import ReadingRights
 from cosmati.explorer.server.app import make_app
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.query import VerifiedLedger, contributions
+from cosmati.ledger.released_keys import release
 from cosmati.ledger.sealing import COLUMNS, SEALED, OperatorKeys, boxes_of, open_box, sealed
-from cosmati.provenance.authority.credential import Credential, sign_credential
+from cosmati.provenance.authority.credential import Credential, read_credential, sign_credential
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import StepEntry
 from cosmati.store.index import RunIndex
@@ -185,6 +186,31 @@ def test_a_credential_for_other_columns_or_classes_opens_what_it_says_and_no_mor
     page = tmp_path / "page.html"
     asked.cli("report", str(asked.run), "--out", str(page), *updates)
     assert not leaks(page.read_bytes(), rest)
+
+
+def test_a_credential_is_the_bound_of_what_an_operator_releases_beyond_it(asked: Asked, tmp_path: Path) -> None:
+    """A file with keys to more than the credential says opens no more than that."""
+    run = copied(asked, tmp_path)
+    asked.grant(tmp_path / "credential", "--columns", "update_norm")
+    chain, holder = asked.world.people.repository.chain(), (asked.root / "eve/eve.holder.pub").read_text().strip()
+    found = read_credential((tmp_path / "credential").read_bytes(), chain, run=asked.origin, now=datetime.now(UTC))
+    blocks = [(PII, column, 0) for column in COLUMNS]
+    (tmp_path / "keys").write_bytes(
+        release(asked.keys, blocks, lambda *_: True, holder=holder, credential=found.digest)
+    )
+    given = asked.given(tmp_path / "credential", tmp_path / "keys")
+    rest, opened = asked.values() - asked.values("update_norm"), asked.values("update_norm")
+    for view in ("norms", "directions", "updates", "entropies", "steps"):
+        said = asked.cli("ledger", "sql", str(run), f"FROM {view}", "--format", "csv", *given).stdout
+        assert not leaks(said.encode(), rest), view
+        assert bool(leaks(said.encode(), opened)) == (view == "updates")
+    said = asked.cli("ledger", "query", str(run), "--format", "json", *given).stdout
+    assert [one["norm_sum"] for one in map(json.loads, said.splitlines()) if one["class_name"] == PII] == ["sealed"]
+    asked.cli("audit", "export", str(asked.run), "--out", str(tmp_path / "b.zip"), *given[:4])
+    said = asked.cli("audit", "verify", str(tmp_path / "b.zip"), "--out", str(tmp_path / "b"), *given[4:], code=3)
+    told = " ".join(said.output.split())
+    assert f"update_norm of {PII} in 0 steps; 6 opened" in told
+    assert f"gradient_norm of {PII} in 6 steps" in told
 
 
 def test_for_a_class_that_isnt_sealed_nothing_is_released(asked: Asked, tmp_path: Path) -> None:

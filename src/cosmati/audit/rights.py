@@ -11,7 +11,7 @@ from pathlib import Path
 from cosmati.errors import CosmatiError, ExportError, RefutedError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
-from cosmati.ledger.released_keys import holder_of, read_holder_key, read_released
+from cosmati.ledger.released_keys import check_released, holder_of, read_holder_key, read_released
 from cosmati.ledger.sealing import SEALED, SealedClasses, boxes_of
 from cosmati.provenance.authority.credential import Credential, read_credential, signers_of
 from cosmati.provenance.sensitive import marked_in, sensitive_classes
@@ -25,7 +25,7 @@ def enclose_rights(folder: Path, ledger: VerifiedLedger, credential: Path, keys:
     """Put a credential and the keys that were released under it into a bundle's folder.
 
     Raises:
-        ExportError: the credential doesn't hold for this run.
+        ExportError: the credential doesn't hold for this run, or the keys are another's.
     """
     (folder / RIGHTS).mkdir()
     try:
@@ -33,13 +33,16 @@ def enclose_rights(folder: Path, ledger: VerifiedLedger, credential: Path, keys:
         shutil.copyfile(keys, folder / KEYS)
         _enclosed(folder, ledger)
     except (CosmatiError, OSError) as error:
-        raise ExportError(f"{credential} can't be enclosed: {error}") from error
+        raise ExportError(f"{credential} can't be enclosed with {keys}: {error}") from error
 
 
 def _enclosed(folder: Path, ledger: VerifiedLedger) -> Credential:
     facts = [tables.details.get("provenance") for tables in ledger.tables]
     chain = signers_of(ledger.directory / FOLDER, facts)
-    return read_credential((folder / CREDENTIAL).read_bytes(), chain, run=ledger.key.name, now=datetime.now(UTC))
+    found = read_credential((folder / CREDENTIAL).read_bytes(), chain, run=ledger.key.name, now=datetime.now(UTC))
+    keys = (folder / KEYS).read_bytes()
+    check_released(keys, run=found.run, credential=found.digest, holder=found.holder)
+    return found
 
 
 def check_rights(

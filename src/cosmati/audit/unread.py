@@ -19,6 +19,7 @@ from cosmati.audit.export import (
     WEIGHTS_KEY,
     WEIGHTS_SIGNATURE,
 )
+from cosmati.audit.rights import CREDENTIAL, KEYS
 from cosmati.ledger.cosigned import FOLDER as COSIGNED
 from cosmati.ledger.details import DETAILS_FILE
 from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE
@@ -26,6 +27,7 @@ from cosmati.provenance.voucher import FOLDER as ARCHIVE
 
 _READ = {
     *(ABOUT, FIGURES, LIST_FILE, LIST_STATEMENT, README_FILE, TRAINING, EXCLUSIONS, WEIGHTS_KEY, WEIGHTS_SIGNATURE),
+    *(CREDENTIAL, KEYS),
     *(f"{LEDGER}/{name}" for name in (CHECKPOINT_FILE, VKEY_FILE, DETAILS_FILE)),
 }
 _FOLDERS = (f"{WEIGHTS}/", f"{CERTIFICATES}/", f"{REPLAYS}/", "documents/")

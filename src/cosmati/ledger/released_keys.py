@@ -128,21 +128,8 @@ def read_released(data: bytes, key: X25519PrivateKey, *, run: str, credential: s
         LedgerError: it's no such file, or was made for another run, credential or holder.
         TamperError: it was changed.
     """
-    try:
-        head = dict(json.loads(data))
-        box = base64.b64decode(head.pop("box"), validate=True)
-        sender = X25519PublicKey.from_public_bytes(bytes.fromhex(head["sender"]))
-        named = head["format"], head["run"], head["credential"], head["holder"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LedgerError(
-            f"This is no file of released keys: {error!r:.100}. `cosmati ledger release` writes one."
-        ) from error
-    for what, told, wanted in zip(
-        ("form", "run", "credential", "holder"), named, (FORMAT, run, credential, holder_of(key)), strict=True
-    ):
-        if told != wanted:
-            msg = f"These keys were released for the {what} {str(told)[:40]!r}, and it's {wanted[:40]!r} here."
-            raise LedgerError(f"{msg} Ask the operator for those of this credential: cosmati ledger release.")
+    head, box = check_released(data, run=run, credential=credential, holder=holder_of(key))
+    sender = X25519PublicKey.from_public_bytes(bytes.fromhex(head["sender"]))
     try:
         content = AESGCM(_key(key.exchange(sender), head)).decrypt(_NONCE, box, rfc8785.dumps(head))
         found: Released = json.loads(content)
@@ -156,6 +143,39 @@ def read_released(data: bytes, key: X25519PrivateKey, *, run: str, credential: s
         return None if told is None else bytes.fromhex(told)
 
     return of_block
+
+
+def check_released(data: bytes, *, run: str, credential: str, holder: str) -> tuple[dict[str, str], bytes]:
+    """Check for whom keys were released, as their file says: who opens it finds whether that's so.
+
+    Args:
+        data: the file.
+        run: name of the log.
+        credential: digest of the credential, in hex.
+        holder: public key of its holder, in hex.
+
+    Returns:
+        All that isn't in the box, and the box.
+
+    Raises:
+        LedgerError: it's no such file, or was made for another run, credential or holder.
+    """
+    try:
+        head = dict(json.loads(data))
+        box = base64.b64decode(head.pop("box"), validate=True)
+        X25519PublicKey.from_public_bytes(bytes.fromhex(head["sender"]))
+        named = head["format"], head["run"], head["credential"], head["holder"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise LedgerError(
+            f"This is no file of released keys: {error!r:.100}. `cosmati ledger release` writes one."
+        ) from error
+    for what, told, wanted in zip(
+        ("form", "run", "credential", "holder"), named, (FORMAT, run, credential, holder), strict=True
+    ):
+        if told != wanted:
+            msg = f"These keys were released for the {what} {str(told)[:40]!r}, and it's {wanted[:40]!r} here."
+            raise LedgerError(f"{msg} Ask the operator for those of this credential: cosmati ledger release.")
+    return head, box
 
 
 def _key(shared: bytes, head: Mapping[str, str]) -> bytes:
