@@ -15,6 +15,7 @@ from cosmati.errors import ForgetError
 from cosmati.forget.ablation import region_shares
 from cosmati.forget.asked import ToForget
 from cosmati.forget.past_run import Gone
+from cosmati.ledger.details import details_digest
 from cosmati.ledger.query import VerifiedLedger, contributions
 from cosmati.ledger.sealing import SEALED, OperatorKeys
 from cosmati.ledger.verify import verify_ledger
@@ -78,6 +79,10 @@ def test_what_is_sealed_from_a_stop_on_is_sealed_in_all_that_is_taken_anew(polic
     assert not differing(tensors(done.out), tensors(truth))
     verify_ledger(done.out / "ledger", pinned=(run / "ledger/checkpoint").read_text())
     ledger = VerifiedLedger(done.out / "ledger")
+    (after,) = [one for one in ledger.tables if "forgotten" in {name for name, *_ in one.changes}]
+    assert after.details[SEALED]["classes"] == ["personal"], "from here on no recipe can put it into the open"
+    assert dict(after.entry.commitments)[SEALED] == details_digest({SEALED: after.details[SEALED]})
+    assert SEALED in {name for name, *_ in after.changes}
     theirs = [one for one in contributions(ledger).cells if one.class_name == "personal" and one.num_rows]
     assert theirs
     assert all(one.num_sealed for one in theirs)
@@ -90,7 +95,7 @@ def test_what_is_sealed_from_a_stop_on_is_sealed_in_all_that_is_taken_anew(polic
     assert replayed(done.out, 0, 6, make).differences == ()
 
 
-@pytest.mark.parametrize("lost", ["recipe", "secret"])
+@pytest.mark.parametrize("lost", ["recipe", "secret", "secret for another one"])
 def test_what_would_not_be_sealed_the_plan_refuses_and_nothing_is_succeeded(
     lost: str, run: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +103,8 @@ def test_what_would_not_be_sealed_the_plan_refuses_and_nothing_is_succeeded(
     folder, rows = tmp_path / "run", rows_of_step(source(CASES["CNN with BatchNorm"]), 2)
     shutil.copytree(run, folder)
     (folder / "succeeded.json").unlink(missing_ok=True)
+    if lost == "secret for another one":
+        (folder / "private/columns.key").write_bytes(bytes(32))
     if lost == "secret":
         (folder / "private/columns.key").unlink()
     why = "the recipe doesn't" if lost == "recipe" else r"columns\.key isn't there"
