@@ -24,6 +24,7 @@ from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import CERTIFICATE, PastRun
 from cosmati.forget.planning import EXACT
+from cosmati.forget.shredding import superseded_by
 from cosmati.forget.succession import append_certified
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.records.ledger import CheckpointEntry
@@ -246,6 +247,7 @@ def test_what_is_gone_stays_gone_in_the_next_deletion(run: Path, tmp_path: Path)
     assert ablated.told is not None
     assert ablated.told["ablation"]["measured"]["retain"][0] == report.before["retain"], "over the rows that are left"
     assert not differing(tensors(out), tensors(tmp_path / "by hand"))
+    assert superseded_by(out) == [], "it has a log and row keys of its own"
     told = call(out, "--class", "personal", *RECIPE, "--set", "config.budget=1ba").output
     assert "No step had any of it" in told
     assert "the base weights isn't made again" in told, "they may have it"

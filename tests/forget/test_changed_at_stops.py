@@ -16,6 +16,7 @@ from cosmati.errors import ForgetError
 from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
+from cosmati.forget.making import RecipeThen, schedule_of
 from cosmati.forget.past_run import Gone, PastRun
 from cosmati.forget.planning import Option, plan_deletion
 from cosmati.forget.request import Request
@@ -23,6 +24,7 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import Constant, Cosine
 from cosmati.recipes.recipe import Recipe
 from cosmati.recipes.replaying import trainers_of
+from cosmati.routing.policy_file import load_policy
 from cosmati.train.trainer import Trainer
 from tests.forget import stopped
 from tests.forget.recipe import data
@@ -188,3 +190,20 @@ def test_a_schedule_of_the_users_own_from_before_a_stop_is_refused_by_name(tmp_p
     assert len(why) == 1
     assert "Steps 0 to 2 had another schedule than can be made again" in why[0]
     assert planned(run, ToForget(rows=rows_of_step(data(), 4)), recipe_of()).is_possible
+
+
+def test_a_schedule_is_made_again_only_where_its_text_tells_all_of_it() -> None:
+    """`Constant()` is no text of this library's: it'd leave to the class what isn't told."""
+    for one in (Constant(), Constant(warmup="2ba"), Cosine(final=0.1)):
+        assert schedule_of(repr(one)) == one
+    for text in ("Constant()", "Cosine(final=0.1)", "Constant", "AdamW(lr=0.1)", "Constant(warmup=1)", "print()"):
+        assert schedule_of(text) is None, text
+
+
+def test_the_recipes_own_policy_is_taken_where_it_is_the_same_one() -> None:
+    """It knows whom to ask about it, now; the ledger's knows who had signed it then."""
+    same = load_policy(HALF.canonical.decode())
+    assert same is not HALF
+    assert RecipeThen(same, {}).policy_for(HALF) is HALF
+    assert RecipeThen(same, {}).policy_for(REJECTED) is same
+    assert RecipeThen(same, {}).policy_for(None) is same

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun, Start
+from cosmati.ledger.sealing import SEALED
 from cosmati.ledger.standing import StandingSteps
 from cosmati.ledger.tables import Tables
 from cosmati.train.config import CHANGEABLE
@@ -18,8 +19,9 @@ from cosmati.train.identity import kind_of
 
 _VOUCHED = {"provenance", "policy_provenance"}
 """Who vouches, and when they were asked: rows are those that they were, save rejected ones."""
-_FREE = ("cadence.", "parent.", "microbatches")
-"""Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder."""
+_FREE = ("cadence.", "parent.", "microbatches", SEALED)
+"""Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder, and what the
+run came to seal is sealed in all steps that are taken anew, which changes no bit of them."""
 _LIVE = {"policy", "policy.changed_by"}
 """What an amendment says of a policy that the run took up without a stop."""
 

@@ -14,6 +14,7 @@ from cosmati.forget.legs import amended_after, changed_at
 from cosmati.forget.past_run import PastRun, Start
 from cosmati.forget.repaired_run import single_classes
 from cosmati.forget.request import Request
+from cosmati.forget.sealing import why_not_sealed
 from cosmati.ledger.query import direct_write_exclusions
 from cosmati.train.facts import describe_environment
 from cosmati.train.identity import SURROUNDINGS
@@ -182,6 +183,8 @@ def _why_not_replay(request: Request) -> Iterator[str]:
             f"{', '.join(told)}. Train anew without the content, or forget what came after that"
         )
         return
+    if request.trainer is not None:
+        yield from why_not_sealed(run, request.trainer)
     if request.trainers is not None and not request.not_its:
         yield from request.trainers.refused(start)
     if start.checkpoint is None and request.trainer is not None and not request.begins_alike():

@@ -12,7 +12,9 @@ from cosmati.forget.legs import Leg, legs_after, legs_of
 from cosmati.forget.making import Make
 from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start
 from cosmati.forget.past_trainers import refuse_unlike, trainer_of
+from cosmati.forget.sealing import with_sealing_of
 from cosmati.forget.succession import Succession, note_succeeded
+from cosmati.ledger.sealing import SEALED
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.other_source import of_another_source
 from cosmati.train.outcome import StepOutcome
@@ -109,6 +111,13 @@ def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Map
         # What the run took up on the way it takes up again, at the steps that its ledger says.
         tables = replace(start.tables, details={**start.tables.details, "policy_changes": coming})
         start = replace(start, tables=tables)
+    changes = [
+        ["data", dict(start.tables.entry.commitments).get("data", b"").hex(), digest],
+        [FORGOTTEN, "", str(told["asked"])],
+    ]
+    if (sealed_now := with_sealing_of(last, start.tables)) != start.tables:
+        was, now = (dict(one.entry.commitments).get(SEALED, b"").hex() for one in (start.tables, sealed_now))
+        start, changes = replace(start, tables=sealed_now), [*changes, [SEALED, was, now]]
     if start.checkpoint is not None:
         checkpoint = of_another_source(start.checkpoint, trainer.prepared.identity)
         start = replace(start, checkpoint=checkpoint)
@@ -116,7 +125,5 @@ def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Map
     made.keep_record(start.step)
     if start.checkpoint is not None:
         made.keep_checkpoint(start.checkpoint)
-    was = dict(start.tables.entry.commitments).get("data", b"").hex()
-    changes = [["data", was, digest], [FORGOTTEN, "", str(told["asked"])]]
     made.amend(start, told, changes, digest)
     return made
