@@ -14,10 +14,8 @@ pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 pytest.importorskip("model_signing", reason="the extra `audit` isn't installed")
 
 from starlette.testclient import TestClient
-from torch import Tensor, nn
 
 from cosmati.cli.column_keys import ReadingRights
-from cosmati.core.loss import Loss
 from cosmati.explorer.server.app import make_app
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.recipe import Recipe
@@ -29,19 +27,14 @@ from tests.provenance.authority import people
 from tests.provenance.authority.people import PII
 from tests.provenance.test_sealed_commands import Asked, Values
 from tests.train.test_sealed_run import leaks
+from tests.train.vouched_world import loss_by_row
 
 RECIPE = str(Path(__file__))
 
 
-def loss(model: nn.Module, rows: Tensor) -> Loss:
-    """Return the squared distance from 1, for each row."""
-    per_row = (model(rows.float()[:, None] / 24) - 1).square()[:, 0]
-    return Loss(per_row.sum(), len(rows), per_row)
-
-
 def recipe() -> Recipe:
     """Return the operator's, over what WORLD names."""
-    return replace(vouched_recipe.recipe(), loss=loss)
+    return replace(vouched_recipe.recipe(), loss=loss_by_row)
 
 
 class Deleted(Asked):
