@@ -71,13 +71,14 @@ rules:
 
 
 class Block(nn.Module):
-    """BatchNorm and dropout; sizes that no number of ranks divides."""
+    """BatchNorm, dropout, and a parameter beside its modules; sizes that no number of ranks divides."""
 
     def __init__(self, is_saving: bool = False) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(7)
         self.up = nn.Linear(7, 9)
         self.down = nn.Linear(9, 7, bias=False)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 7))
         self.is_saving = is_saving
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,20 +87,21 @@ class Block(nn.Module):
         return x + (checkpoint(run, normed, use_reentrant=False) if self.is_saving else run(normed))
 
     def _run(self, x: Tensor) -> Tensor:
-        return self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.2, self.training))
+        return self.scale * self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.2, self.training))
 
 
 class Net(nn.Module):
-    """Blocks between two matrices."""
+    """Blocks between two matrices, and a parameter of the model's own."""
 
     def __init__(self, blocks: int = 3, is_saving: bool = False) -> None:
         super().__init__()
+        self.offset = nn.Parameter(torch.ones(1))
         self.stem = nn.Linear(6, 7)
         self.blocks = nn.ModuleList([Block(is_saving) for _ in range(blocks)])
         self.head = nn.Linear(7, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
+        x = self.stem(x) + self.offset
         for block in self.blocks:
             x = block(x)
         return self.head(x)
