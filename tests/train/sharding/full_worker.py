@@ -118,18 +118,19 @@ class Saved(Net):
 
 
 class Tied(nn.Module):
-    """An embedding whose weights are the head's, a block with a matrix of another one, and a frozen one."""
+    """An embedding whose weights are the head's, a block with a matrix of another one, a frozen one, and odd names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(7, 6, bias=False)
+        self.by_name = nn.ParameterDict({"a/b": torch.ones(7), "exp_avg": torch.zeros(7)})
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.blocks[1].up.weight = self.blocks[0].up.weight
         self.blocks[2].down.weight.requires_grad_(False)
         self.head = nn.Linear(6, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x @ self.embed.weight
+        x = x @ self.embed.weight * self.by_name["a/b"] + self.by_name["exp_avg"]
         for block in self.blocks:
             x = block(x)
         return self.head(self.embed(x))
@@ -145,7 +146,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sam": {"optimizers": SGD(lr=0.1, momentum=0.9), "methods": [SAM(interval=2), CLIPPED]},
     "swa": {"optimizers": SGDW(lr=0.05), "methods": [SWA(swa_start="0.3dur", update_interval="1ba")]},
     "frozen": {"optimizers": ADAMW, "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
-    "tied": {"optimizers": ADAMW, "model": Tied},
+    "tied": {"optimizers": ADAMW, "model": Tied, "methods": [EMA(half_life="3ba")]},
     "saved": {"optimizers": ADAMW, "model": Saved},
     "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
     "double": {"optimizers": ADAMW, "model": lambda: Net().double()},

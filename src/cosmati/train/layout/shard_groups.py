@@ -101,7 +101,7 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGro
 
 
 def _names_in_order(module: nn.Module, name_of: Mapping[int, str]) -> tuple[str, ...]:
-    """Return names of what FSDP2 gathers with a module, in its order: a module's own parameters after its children's."""
+    """Return names of what FSDP2 gathers with a module, in its order: children's parameters before a module's own."""
     assert isinstance(module, FSDPModule), "wrapped"
     group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
     return tuple(name_of[id(one.sharded_param)] for one in group.fsdp_params) if group is not None else ()
