@@ -19,6 +19,7 @@ from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
+from cosmati.train.layout.shard_cut import refuse_uncuttable
 from cosmati.train.ranks import Ranks
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
@@ -49,7 +50,8 @@ def sharded_as_asked(
         turns: as planned on these; no step was taken.
 
     Raises:
-        PlanError: an optimizer can't be shared out, or something of the run hasn't been tried under full sharding; on
+        PlanError: an optimizer can't be shared out, or something of the run hasn't been tried under full sharding,
+            or can't be cut by rows; on
             one rank too, since a run may go on with more.
     """
     if given.config.sharding == "optimizer":
@@ -58,6 +60,7 @@ def sharded_as_asked(
     if given.config.sharding != "full":
         return layout, turns
     _refuse_untried(given, model, ranks, packed=plan.facts.packed)
+    refuse_uncuttable(model)
     # One rank holds everything anyway.
     return (
         _cut(given, model, regions, ranks, plan.facts.num_microbatches, turns) if ranks.is_parallel else (layout, turns)

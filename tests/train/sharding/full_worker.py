@@ -71,13 +71,14 @@ rules:
 
 
 class Block(nn.Module):
-    """BatchNorm and dropout; sizes that no number of ranks divides."""
+    """BatchNorm, dropout, and a parameter beside its modules; sizes that no number of ranks divides."""
 
     def __init__(self, is_saving: bool = False) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(7)
         self.up = nn.Linear(7, 9)
         self.down = nn.Linear(9, 7, bias=False)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 7))
         self.is_saving = is_saving
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,20 +87,21 @@ class Block(nn.Module):
         return x + (checkpoint(run, normed, use_reentrant=False) if self.is_saving else run(normed))
 
     def _run(self, x: Tensor) -> Tensor:
-        return self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.2, self.training))
+        return self.scale * self.down(nn.functional.dropout(torch.relu(self.up(x)), 0.2, self.training))
 
 
 class Net(nn.Module):
-    """Blocks between two matrices."""
+    """Blocks between two matrices, and a parameter of the model's own."""
 
     def __init__(self, blocks: int = 3, is_saving: bool = False) -> None:
         super().__init__()
+        self.offset = nn.Parameter(torch.ones(1))
         self.stem = nn.Linear(6, 7)
         self.blocks = nn.ModuleList([Block(is_saving) for _ in range(blocks)])
         self.head = nn.Linear(7, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
+        x = self.stem(x) + self.offset
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -116,18 +118,19 @@ class Saved(Net):
 
 
 class Tied(nn.Module):
-    """An embedding whose weights are the head's, a block with a matrix of another one, and a frozen one."""
+    """An embedding whose weights are the head's, a block with a matrix of another one, a frozen one, and odd names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(7, 6, bias=False)
+        self.by_name = nn.ParameterDict({"a/b": torch.ones(7), "exp_avg": torch.zeros(7)})
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.blocks[1].up.weight = self.blocks[0].up.weight
         self.blocks[2].down.weight.requires_grad_(False)
         self.head = nn.Linear(6, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x @ self.embed.weight
+        x = x @ self.embed.weight * self.by_name["a/b"] + self.by_name["exp_avg"]
         for block in self.blocks:
             x = block(x)
         return self.head(self.embed(x))
@@ -143,7 +146,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sam": {"optimizers": SGD(lr=0.1, momentum=0.9), "methods": [SAM(interval=2), CLIPPED]},
     "swa": {"optimizers": SGDW(lr=0.05), "methods": [SWA(swa_start="0.3dur", update_interval="1ba")]},
     "frozen": {"optimizers": ADAMW, "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
-    "tied": {"optimizers": ADAMW, "model": Tied},
+    "tied": {"optimizers": ADAMW, "model": Tied, "methods": [EMA(half_life="3ba")]},
     "saved": {"optimizers": ADAMW, "model": Saved},
     "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
     "double": {"optimizers": ADAMW, "model": lambda: Net().double()},

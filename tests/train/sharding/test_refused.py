@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.clock import Clock
 from cosmati.core.loss import Classification
@@ -21,6 +21,8 @@ from cosmati.train.trainer import Trainer
 
 def planned(**changed: Any) -> Trainer:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    if "own" in changed:
+        model.register_parameter("own", nn.Parameter(changed.pop("own")))
     optimizers = changed.pop("optimizers", AdamW(lr=1e-2))
     optimizers = optimizers(model) if callable(optimizers) else optimizers
     methods = changed.pop("methods", [])
@@ -42,6 +44,21 @@ def planned(**changed: Any) -> Trainer:
 def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(PlanError, match=f"(?s)sharding='full' hasn't been tried with.*{named}"):
         planned(**changed)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (torch.tensor(1.0), "own is a scalar"),
+        (torch.zeros(0, 3), "own has no elements"),
+        (torch.zeros(3, 0), "own has no elements"),
+        (torch.zeros(3, 2).t(), "own isn't contiguous"),
+        (torch.zeros(2, dtype=torch.bfloat16), "this one has torch.bfloat16, torch.float32"),
+    ],
+)
+def test_parameters_that_have_no_rows_are_refused_on_one_rank_too(own: Tensor, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        planned(own=own)
 
 
 def test_one_rank_wraps_nothing() -> None:

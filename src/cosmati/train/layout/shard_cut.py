@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from cosmati.errors import PlanError
 from cosmati.optim.sharing import assign_owners
 from cosmati.train.ranks import Ranks, all_gather
 
@@ -142,3 +143,33 @@ class RowCut:
         )
         flat: Iterator[Tensor] = iter(received.split([size for own in sizes for size in own]))
         return [tuple(next(flat) for _ in own) for own in sizes]
+
+
+def refuse_uncuttable(model: nn.Module) -> None:
+    """Refuse a model whose parameters can't be cut by rows.
+
+    Raises:
+        PlanError: they're of several types, or one is a scalar, or empty, or not contiguous.
+    """
+    named = dict(model.named_parameters())
+    kinds = {parameter.dtype for parameter in named.values()}
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        msg = (
+            f"sharding='full' cuts models of one type, float32 or float64, and this one has "
+            f"{', '.join(sorted(map(str, kinds)))}. Bring it to one: model.float()."
+        )
+        raise PlanError(msg)
+    for name, parameter in named.items():
+        wrong = (
+            ("is a scalar", "Give it a shape of [1]")
+            if parameter.ndim == 0
+            else ("has no elements", "Leave it out")
+            if parameter.numel() == 0
+            else ("isn't contiguous in memory", "Make it contiguous")
+            if not parameter.is_contiguous()
+            else None
+        )
+        if wrong:
+            what, mend = wrong
+            msg = f"{name} {what}, and sharding='full' cuts parameters by rows. {mend}, or use another sharding."
+            raise PlanError(msg)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from cosmati.errors import PlanError
 from cosmati.train.layout.lockstep import Lockstep
 from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.layout.tree import Tree
@@ -82,47 +81,30 @@ def blocks_in(model: nn.Module) -> list[nn.Module]:
 
 
 def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGroup]:
-    """Cut a model over the ranks, block by block, and return the groups.
-
-    Raises:
-        PlanError: a parameter can't be cut.
-    """
+    """Cut a model over the ranks, block by block, and return the groups."""
     named = dict(model.named_parameters())
-    _refuse_uncuttable(named)
     blocks = blocks_in(model)
-    inside = {id(p) for block in blocks for p in block.parameters()}
-    paths = {id(module): path for path, module in model.named_modules()}
     rows = {name: RowsCut(tuple(p.shape), ranks.world) for name, p in named.items()}
-    own = [[name for name in named if name.startswith(f"{paths[id(block)]}.")] for block in blocks]
-    own.append([name for name, parameter in named.items() if id(parameter) not in inside])
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
     mesh = init_device_mesh(device.type, (ranks.world,))
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # The outermost too: what stays gathered after an evaluation would be trained on as it was then.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     groups: list[ShardGroup] = []
-    for module, names in zip([*blocks, model], own, strict=True):
-        if names:
+    for module in (*blocks, model):
+        if names := _names_in_order(module, name_of):
             learning = tuple(name for name in names if name in trained)
-            groups.append(ShardGroup(len(groups), module, tuple(names), learning, {n: rows[n] for n in names}))
+            groups.append(ShardGroup(len(groups), module, names, learning, {n: rows[n] for n in names}))
     return groups
 
 
-def _refuse_uncuttable(named: Mapping[str, nn.Parameter]) -> None:
-    kinds = {parameter.dtype for parameter in named.values()}
-    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        msg = (
-            f"sharding='full' cuts models of one type, float32 or float64, and this one has "
-            f"{', '.join(sorted(map(str, kinds)))}. Bring it to one: model.float()."
-        )
-        raise PlanError(msg)
-    for name, parameter in named.items():
-        if parameter.ndim == 0 or not parameter.is_contiguous():
-            what = "is a scalar" if parameter.ndim == 0 else "isn't contiguous in memory"
-            mend = "Give it a shape of [1]" if parameter.ndim == 0 else "Make it contiguous"
-            msg = f"{name} {what}, and sharding='full' cuts parameters by rows. {mend}, or use another sharding."
-            raise PlanError(msg)
+def _names_in_order(module: nn.Module, name_of: Mapping[int, str]) -> tuple[str, ...]:
+    """Return names of what FSDP2 gathers with a module, in its order: children's parameters before a module's own."""
+    assert isinstance(module, FSDPModule), "wrapped"
+    group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001
+    return tuple(name_of[id(one.sharded_param)] for one in group.fsdp_params) if group is not None else ()
 
 
 class _Allocated:

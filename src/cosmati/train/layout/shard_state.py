@@ -34,7 +34,7 @@ class ShardState:
         """
         whole: dict[str, Tensor] = {}
         for key, value in tensors.items():
-            name = self._name_in(key)
+            name = self._name_in(key, of_optimizers=of_optimizers)
             if not (of_optimizers and name in self._staged):
                 is_cut = name is not None and value.ndim and tuple(value.shape) == self._piece_shape(name)
                 whole[key] = self._cut.whole(name, value) if name is not None and is_cut else value
@@ -44,7 +44,7 @@ class ShardState:
         """Return what this rank keeps of whole tensors (see `gathered`)."""
         kept: dict[str, Tensor] = {}
         for key, value in tensors.items():
-            name = self._name_in(key)
+            name = self._name_in(key, of_optimizers=of_optimizers)
             if name is not None and of_optimizers and name in self._staged:
                 if self._cut.owner_of[name] == self._ranks.rank:
                     kept[key] = value
@@ -54,15 +54,23 @@ class ShardState:
                 kept[key] = value
         return kept
 
-    def _name_in(self, key: str) -> str | None:
-        return next((part for part in key.split("/") if part in self._cut.rows), None)
+    def _name_in(self, key: str, *, of_optimizers: bool) -> str | None:
+        """Return the parameter that a key is of. Names may have slashes of their own: the longest one is meant."""
+        if of_optimizers:
+            name = key.rpartition("/")[0]
+            return name if name in self._cut.rows else None
+        parts = key.split("/")
+        runs = (
+            (start, start + length) for length in range(len(parts), 0, -1) for start in range(len(parts) + 1 - length)
+        )
+        return next((name for start, stop in runs if (name := "/".join(parts[start:stop])) in self._cut.rows), None)
 
     def _piece_shape(self, name: str) -> tuple[int, ...]:
         return self._cut.rows[name].piece_shape(self._ranks.rank)
 
     def _handed_round(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state of whole matrices, which each owner shows to all."""
-        own = {key: value for key, value in tensors.items() if self._name_in(key) in self._staged}
+        own = {key: value for key, value in tensors.items() if self._name_in(key, of_optimizers=True) in self._staged}
         listed: list[Any] = [None] * self._ranks.world
         dist.all_gather_object(
             listed, [(key, tuple(value.shape), value.dtype, value.device) for key, value in own.items()]

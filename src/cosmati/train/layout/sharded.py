@@ -47,9 +47,6 @@ class Sharded:
 
     Attributes:
         lockstep: of all ranks.
-
-    Raises:
-        PlanError: a parameter can't be cut by rows.
     """
 
     def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
