@@ -347,7 +347,7 @@ class Lifecycle(KnownNames):
             for batch in list(self.feed.again(0))[:1]:
                 self._continuity.see(batch.to(a.device).data)
         if self.evaluation is not None:
-            with self.averaged() as model:
+            with self.averaged() as model, a.ranks.together():
                 try_out_all(model, self.evaluation, a.device, a.config.autocast(a.device), [t.loss for t in a.turns])
         self.save()
         read_back(a)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -50,10 +51,11 @@ def sharded_as_asked(
         turns: as planned on these; no step was taken.
 
     Raises:
-        PlanError: an optimizer can't be shared out, or something of the run hasn't been tried under full sharding,
-            or can't be cut by rows; on
-            one rank too, since a run may go on with more.
+        PlanError: an optimizer can't be shared out, or parameters share memory; or something of the run hasn't been
+            tried under full sharding, or can't be cut by rows. On one rank too, since a run may go on with more.
     """
+    if given.config.sharding != "replicated":
+        _refuse_overlaps(model)
     if given.config.sharding == "optimizer":
         optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
         return _shared_out(model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
@@ -65,6 +67,26 @@ def sharded_as_asked(
     return (
         _cut(given, model, regions, ranks, plan.facts.num_microbatches, turns) if ranks.is_parallel else (layout, turns)
     )
+
+
+def _refuse_overlaps(model: nn.Module) -> None:
+    """Refuse parameters that lie in one another's memory: each would have a piece and an owner of its own."""
+    spans = sorted(
+        (
+            start,
+            start + p.element_size() * (1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))),
+            name,
+        )
+        for name, p in model.named_parameters()
+        if p.numel() and (start := p.data_ptr())
+    )
+    for (_, stop, one), (start, _, other) in itertools.pairwise(spans):
+        if start < stop:
+            msg = (
+                f"{one} and {other} share memory, and are two parameters: sharded, each would be stepped by itself. "
+                f"Tie them as one (model.b.weight = model.a.weight), or train with RunConfig(sharding='replicated')."
+            )
+            raise PlanError(msg)
 
 
 def _shared_out(

@@ -15,18 +15,20 @@ from cosmati.errors import PlanError
 from cosmati.methods import StochasticDepth
 from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
+from cosmati.train.layout.shard_cut import refuse_uncuttable
 from cosmati.train.observers.monitors.norms import GradientNorms
 from cosmati.train.trainer import Trainer
 
 
 def planned(**changed: Any) -> Trainer:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
-    if "own" in changed:
-        model.register_parameter("own", nn.Parameter(changed.pop("own")))
+    for name in ("own", "other"):
+        if (value := changed.pop(name, None)) is not None:
+            model.register_parameter(name, value if isinstance(value, nn.Parameter) else nn.Parameter(value))
     optimizers = changed.pop("optimizers", AdamW(lr=1e-2))
     optimizers = optimizers(model) if callable(optimizers) else optimizers
     methods = changed.pop("methods", [])
-    config = RunConfig(budget="1ba", num_microbatches=2, sharding="full", **changed)
+    config = RunConfig(budget="1ba", num_microbatches=2, **{"sharding": "full", **changed})
     data = InMemory((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)), 8)
     return Trainer(model, Classification(3), data, optimizers=optimizers, methods=methods, config=config)
 
@@ -59,6 +61,29 @@ def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: st
 def test_parameters_that_have_no_rows_are_refused_on_one_rank_too(own: Tensor, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         planned(own=own)
+
+
+@pytest.mark.parametrize("hooked", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_parameters_with_hooks_are_refused(hooked: str) -> None:
+    own = nn.Parameter(torch.zeros(2))
+    getattr(own, hooked)(lambda _: None)
+    with pytest.raises(PlanError, match="own has hooks"):
+        planned(own=own)
+
+
+def test_modules_that_hold_weights_in_attributes_are_refused() -> None:
+    model = nn.Sequential(nn.LSTM(4, 3))
+    with pytest.raises(PlanError, match=r"0 \(LSTM\) holds parameters in _flat_weights too"):
+        refuse_uncuttable(model)
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "full"])
+def test_parameters_that_share_memory_are_refused(sharding: str) -> None:
+    flat = torch.zeros(9)
+    for own, other in ((flat[:6], flat[5:]), (flat[:1], flat[:1]), (flat[2:5], flat)):
+        with pytest.raises(PlanError, match=r"own.* share memory"):
+            planned(own=own, other=other, sharding=sharding)
+    assert planned(own=flat[:6], other=flat[6:], sharding=sharding).fit().outcome == "completed"
 
 
 def test_one_rank_wraps_nothing() -> None:

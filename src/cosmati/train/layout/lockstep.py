@@ -17,6 +17,8 @@ from cosmati.errors import PlanError
 from cosmati.train.ranks import Ranks
 
 _DONE = -1
+_OF_A_PIECE = ("mixed torch.Tensor and DTensor", "out of bounds for storage of size 0")
+"""What PyTorch says where a piece meets a whole tensor, or weights that aren't gathered are read."""
 
 
 class Lockstep:
@@ -47,9 +49,19 @@ class Lockstep:
         """Stand around what ranks run unequally often: who is through keeps the others company, to their end.
 
         Raises:
-            PlanError: as in `begin`.
+            PlanError: as in `begin`, or weights were used where they aren't gathered.
         """
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in _OF_A_PIECE):
+                raise
+            msg = (
+                "Under sharding='full', weights are whole only while their block's forward and backward run, and the "
+                "model or the loss uses some elsewhere: in a penalty on weights, a function of another block's, or a "
+                "gradient of a gradient. Leave that out (optimizers have weight_decay), or use another sharding."
+            )
+            raise PlanError(msg) from error
         while (exchange := self._told(_DONE)) != _DONE:
             self._accompany(exchange)
 

@@ -10,9 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cosmati.core.batch import iterate_tensors
 from cosmati.errors import PlanError
 from cosmati.optim.sharing import assign_owners
 from cosmati.train.ranks import Ranks, all_gather
+
+_REGISTERED = ("_parameters", "_modules", "_buffers")
+"""Attributes of a module, in which parameters are as they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +153,19 @@ def refuse_uncuttable(model: nn.Module) -> None:
     """Refuse a model whose parameters can't be cut by rows.
 
     Raises:
-        PlanError: they're of several types, or one is a scalar, or empty, or not contiguous.
+        PlanError: they're of several types, or one is a scalar, or empty, or not contiguous, or has hooks; or a module
+            holds some in an attribute of its own.
     """
     named = dict(model.named_parameters())
+    own = {id(parameter) for parameter in named.values()}
+    for path, module in model.named_modules():
+        for place, value in vars(module).items():
+            if place not in _REGISTERED and any(id(tensor) in own for tensor in iterate_tensors(value)):
+                msg = (
+                    f"{path or 'The model'} ({type(module).__name__}) holds parameters in {place} too, and under "
+                    "sharding='full' what stands there would be no weights. Use another sharding."
+                )
+                raise PlanError(msg)
     kinds = {parameter.dtype for parameter in named.values()}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
         msg = (
@@ -167,6 +181,8 @@ def refuse_uncuttable(model: nn.Module) -> None:
             if parameter.numel() == 0
             else ("isn't contiguous in memory", "Make it contiguous")
             if not parameter.is_contiguous()
+            else ("has hooks, which its pieces wouldn't have", "Register them on a module")
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)  # noqa: SLF001
             else None
         )
         if wrong:

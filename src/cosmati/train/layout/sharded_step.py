@@ -15,9 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from cosmati.core.batch import iterate_tensors
 from cosmati.core.pieces import Pieces
+from cosmati.core.state import tensor_root
 from cosmati.errors import PlanError
 from cosmati.routing.cells import RegionWeights
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
+from cosmati.train.layout.regrouped import is_node_of_fsdp, regrouped
 from cosmati.train.layout.shard_groups import ShardGroup
 from cosmati.train.layout.tree import Tree
 from cosmati.train.layout.whole import leaf_norm
@@ -48,15 +50,25 @@ class Arrivals:
         self.slot: ShardedSlot | None = None
         self.gathered: dict[str, nn.Parameter] = {}
         self._layout = layout
+        self._versions: dict[str, int] = {}
+        self._at_first: dict[str, bytes] = {}
+        self._inputs: list[tuple[int, Tensor]] = []
+        self._has_looked = False
         for group in layout.groups:
-            # FSDP2's own hook, which gathers, comes first.
+            # FSDP2's own hooks, which gather and let go, come before the one and after the other.
             group.module.register_forward_pre_hook(partial(self._before, group), with_kwargs=True)
+            group.module.register_forward_hook(partial(self._after, group), prepend=True)
 
     def _before(self, group: ShardGroup, module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         """Take note of a group's parameters as they are gathered, and of where its backward ends."""
         if self.slot is None or not torch.is_grad_enabled():
             return
         self.slot.run.add(group.number)
+        for name in group.names:
+            parameter = self._layout.model_parameter(name)
+            if name not in self._versions:
+                self._at_first[name] = _content(parameter)
+            self._versions[name] = parameter._version  # noqa: SLF001
         for name in group.trained:
             parameter = self._layout.model_parameter(name)
             if self.gathered.get(name) is not parameter:
@@ -66,6 +78,44 @@ class Arrivals:
         for tensor in iterate_tensors((args, kwargs)):
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._leaves, group))
+                if not self._has_looked and is_node_of_fsdp(tensor):
+                    self._inputs.append((group.number, tensor))
+
+    def _after(self, group: ShardGroup, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
+        """Refuse what writes to gathered weights, which would be lost. Writes past autograd are seen at first only.
+
+        Raises:
+            PlanError: a forward pass has changed a parameter.
+        """
+        if self.slot is None or not torch.is_grad_enabled():
+            return
+        for name in group.names:
+            parameter, at_first = self._layout.model_parameter(name), self._at_first.pop(name, None)
+            is_changed = parameter._version != self._versions.get(name)  # noqa: SLF001
+            if is_changed or (at_first is not None and _content(parameter) != at_first):
+                msg = (
+                    f"The forward pass changes {name}, and sharding='full' gathers it for the pass alone: what is "
+                    "written there is lost. Change it by the optimizer or a method, or use another sharding."
+                )
+                raise PlanError(msg)
+
+    def look(self, objective: Tensor) -> None:
+        """Refuse, in a run's first microbatch, what FSDP2 would sum in another order.
+
+        Raises:
+            PlanError: a block reads an input several times, and others read it too.
+        """
+        if self._has_looked:
+            return
+        found = sorted(regrouped(objective, self._inputs))
+        self._has_looked, self._inputs = True, []
+        if found:
+            msg = (
+                f"The block of {self._layout.groups[found[0]].names[0]} reads an input several times, and others read "
+                "it too: under sharding='full' its gradients are added in another order, to other bits. Let the block "
+                "read it once (x = x.view_as(x) first), or use another sharding."
+            )
+            raise PlanError(msg)
 
     def _arrived(self, index: int, gradient: Tensor | None) -> Tensor | None:
         return None if self.slot is None or gradient is None else self.slot.arrived(index, gradient)
@@ -73,6 +123,11 @@ class Arrivals:
     def _leaves(self, group: ShardGroup, _gradient: Tensor) -> None:
         if self.slot is not None:
             self.slot.fill(group)
+
+
+def _content(parameter: nn.Parameter) -> bytes:
+    """Return the digest of a gathered parameter: of a copy, since what NumPy looks at can't be let go."""
+    return tensor_root("", parameter.detach().clone())
 
 
 class ShardedStep:
@@ -206,6 +261,7 @@ class ShardedSlot:
         tensors = [gathered[parameters[i].name] for i in sorted(self._union) if parameters[i].name in names]
         if not tensors or not objective.requires_grad:
             return
+        self._layout.arrivals.look(objective)
         # FSDP2 sums what is left over when backward ends: what has no gradient is filled before, so this is asked
         # for first. Of an alias, because the model may have returned the objective itself, with FSDP2's hook on it.
         begun = objective.view_as(objective)
@@ -239,8 +295,9 @@ class ShardedSlot:
             raise PlanError(msg)
         if index in self._arrived or self._layout.group_of[name] in self._filled:
             msg = (
-                f"The gradient of {name} arrives in parts, or after those of its block: backward runs within backward, "
-                "or the block is run outside of its forward. With torch.utils.checkpoint, pass use_reentrant=False."
+                f"The gradient of {name} arrives in parts, or after those of its block: the block runs several times "
+                "in a microbatch, or outside of its forward, or backward runs within backward. Run it once, and "
+                "torch.utils.checkpoint with use_reentrant=False; or use another sharding."
             )
             raise PlanError(msg)
         self._arrived.add(index)
