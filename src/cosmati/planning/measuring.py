@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmati.core.batch import Batch, count_rows_and_tokens
@@ -24,6 +23,7 @@ from cosmati.planning.attention_flops import missing_formulas
 from cosmati.planning.live_bytes import LiveBytes, bytes_of, tensors_in
 from cosmati.train.assembly import Turn
 from cosmati.train.feed import in_microbatches
+from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.run.environment import numerics
 from cosmati.train.step_rows import split_step
 from cosmati.train.trainer import Trainer
@@ -127,7 +127,7 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
     num_elements = sum(tensor.numel() for tensor in learning)
     wide = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in learning)
     cut, whole = _states(trainer)
-    blocks = [bytes_of(block.parameters()) for block in _blocks(model)]
+    blocks = [bytes_of(block.parameters()) for block in blocks_in(model)]
     parameters = bytes_of(model.parameters())
     kept = bytes_of(tensors_in([dict(state) for state in trainer.states.values()]))
     averages = any("evaluation weights" in method.claims for method in a.plan.methods)
@@ -234,20 +234,3 @@ def _states(trainer: Trainer) -> tuple[int, tuple[int, ...]]:
             else:
                 cut += size
     return cut, tuple(whole)
-
-
-def _blocks(model: nn.Module) -> list[Any]:
-    """Return what full sharding wraps by itself: the entries of the outermost lists of modules, else of sequences."""
-    for kind in (nn.ModuleList, nn.Sequential):
-        found: list[nn.Module] = []
-        for name, module in model.named_modules():
-            if isinstance(module, kind) and not any(name.startswith(f"{outer}.") for outer in _names(model, found)):
-                found += [child for child in module if next(child.parameters(), None) is not None]
-        if found:
-            return found
-    return []
-
-
-def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
-    chosen = {id(module) for module in modules}
-    return [name for name, module in model.named_modules() if id(module) in chosen]

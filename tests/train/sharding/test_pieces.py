@@ -19,9 +19,11 @@ from cosmati.optim.optimizers import Optimizer
 from cosmati.optim.piecewise import demands_of
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.train.config import RunConfig
+from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.owned import OwnedCut
 from cosmati.train.layout.piece import Bucket, Piece, by_owner, cut, evenly, in_buckets, laid_out, memory, strides_of
+from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.ranks import Ranks
 from cosmati.train.trainer import Trainer
 from tests.train.test_rank_sum import Threads, threads
@@ -188,3 +190,30 @@ def test_optimizers_that_cannot_be_shared_out_are_refused_on_one_rank_too() -> N
             Trainer(
                 model, lambda m, x: m(x).sum(), optimizers=[optimizer], config=RunConfig(sharding="optimizer")
             )  # fmt: skip
+
+
+@given(st.integers(1, 20), st.integers(1, 3), st.integers(1, 9))
+def test_rows_are_cut_as_torch_chunks_them(rows: int, width: int, world: int) -> None:
+    """FSDP2 cuts so; where there are fewer rows than ranks, the last ones have none."""
+    whole = torch.arange(rows * width).view(rows, width)
+    cut_by_rows = RowsCut((rows, width), world)
+    chunks = [*whole.chunk(world), *[whole[:0]] * world][:world]
+    for rank, chunk in enumerate(chunks):
+        assert torch.equal(whole[cut_by_rows.of(rank)], chunk)
+        assert cut_by_rows.piece_shape(rank) == tuple(chunk.shape)
+        assert cut_by_rows.num_elements(rank) == chunk.numel() <= cut_by_rows.padded
+
+
+def test_blocks_are_those_of_the_innermost_lists() -> None:
+    one, two, three, tied = (nn.Linear(2, 2) for _ in range(4))
+    parts = nn.ModuleDict({"a": nn.Linear(2, 2)})
+    model = nn.ModuleDict(
+        {
+            "stages": nn.ModuleList([nn.ModuleList([one, two]), nn.ModuleList([three, tied, nn.ReLU(), parts])]),
+            "head": nn.Linear(2, 2),
+        }
+    )
+    model["head"].weight = tied.weight
+    assert blocks_in(model) == [one, two, three]
+    outer = nn.Sequential(one, nn.ReLU(), nn.Sequential(two))
+    assert blocks_in(outer) == [one, outer[2]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.layout.lockstep import Lockstep
 from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.layout.tree import Tree
@@ -60,29 +60,6 @@ class ShardGroup:
             found[name] = flat[start : start + cut.num_elements(rank)].view(cut.piece_shape(rank))
             start += cut.padded
         return found
-
-
-def blocks_in(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of every `nn.ModuleList`, or `nn.Sequential` where there is none, each with its own parameters.
-
-    A block of which a parameter occurs elsewhere too (tied weights) stays with what is outside all blocks: one group
-    holds all names of a parameter. So does a block within a block. A list of lists has the blocks of these.
-    """
-    holders: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    holders = holders or [module for module in model.modules() if isinstance(module, nn.Sequential)]
-    blocks = [child for holder in holders for child in holder.children() if _is_block(child)]
-    within = {id(module) for block in blocks for module in block.modules() if module is not block}
-    chosen = [block for block in dict.fromkeys(blocks) if id(block) not in within and block is not model]
-    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    inside = [
-        Counter(id(p) for module in block.modules() for p in module.parameters(recurse=False)) for block in chosen
-    ]
-    return [block for block, own in zip(chosen, inside, strict=True) if all(uses[key] == own[key] for key in own)]
-
-
-def _is_block(module: nn.Module) -> bool:
-    has_forward = type(module).forward is not nn.Module.forward  # FSDP2's own test
-    return has_forward and next(module.parameters(), None) is not None
 
 
 def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGroup]:
