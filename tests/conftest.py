@@ -59,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a thing that this machine lacks, and say which."""
     lacking = _lacking()
     for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):  # Who takes the fixture need not say so again.
+            item.add_marker("browser")
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))

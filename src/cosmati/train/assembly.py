@@ -20,6 +20,7 @@ from cosmati.errors import PlanError
 from cosmati.optim.schedules import Schedule
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
+from cosmati.train.bare_calls import step_of
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.config import RunConfig
 from cosmati.train.deferred_rows import DeferredRows
@@ -78,7 +79,7 @@ class ScheduledOptimizer:
         if self.schedule is not None:
             for group, rate in zip(self.optimizer.param_groups, self.rates(clock, budget), strict=True):
                 group["lr"] = rate
-        self.optimizer.step()
+        step_of(self.optimizer)()
         # As zero_grad does, without its profiling scope: 8 us less.
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:

@@ -23,6 +23,7 @@ from cosmati.errors import DataError, DivergenceError, OutOfMemoryError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep
+from cosmati.train.bare_calls import run_backward
 from cosmati.train.collectives import run_alike, without_met
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
@@ -282,7 +283,7 @@ class Trainer(ExportingTrainer):
             self.stopwatch.lap("forward")
             has_weight = not isinstance(result, Loss) or bool(result.weight)
             if has_weight:
-                loss.backward()
+                run_backward(loss)
                 self.stopwatch.lap("backward")
         if watch.is_on:
             self._plan = watch.judged(self._plan)

@@ -23,6 +23,7 @@ from cosmati.core.state import load_model_tensors, model_tensors, parameter_root
 from cosmati.errors import PlanError
 from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
+from cosmati.train.bare_calls import run_backward
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
 from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.layout import Parameter
@@ -336,10 +337,7 @@ class WholeSlot:
         self._is_lent = True
         self._step.begin(self, indices, is_final=is_final)
         try:
-            if len(tensors) == len(layout.tensors):
-                objective.backward()
-            else:
-                torch.autograd.backward(objective, inputs=tensors)
+            run_backward(objective, () if len(tensors) == len(layout.tensors) else tensors)
         finally:
             self._step.in_backward = None
         for index in layout.narrow & indices:
