@@ -54,7 +54,7 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         or optimizer._optimizer_step_post_hooks  # noqa: SLF001
         or torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
         or torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
-        or torch.autograd._profiler_enabled()  # noqa: SLF001
+        or torch._C._autograd._profiler_enabled()  # noqa: SLF001
     ):
         return optimizer.step
     return partial(method.__wrapped__, optimizer)  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Protocol, cast
@@ -202,7 +202,7 @@ def evaluate(
     evaluation: Evaluation,
     ranks: Ranks,
     device: torch.device,
-    autocast: torch.autocast,
+    autocast: AbstractContextManager[object],
     losses: Sequence[LossFunction] = (),
 ) -> dict[str, float]:
     """Return each metric over all batches; model and losses are in eval mode meanwhile.
@@ -273,7 +273,7 @@ def try_out(
     model: nn.Module,
     evaluation: Evaluation,
     device: torch.device,
-    autocast: torch.autocast,
+    autocast: AbstractContextManager[object],
     losses: Sequence[LossFunction] = (),
 ) -> None:
     """Compute the metrics of one batch, to find before the first step what would fail at the first evaluation.

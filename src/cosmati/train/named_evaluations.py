@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -57,7 +58,7 @@ def evaluate_all(
     given: Evaluations,
     ranks: Ranks,
     device: torch.device,
-    autocast: torch.autocast,
+    autocast: AbstractContextManager[object],
     losses: Sequence[LossFunction] = (),
 ) -> dict[str, float]:
     """Return each metric of each evaluation, one after the other (see `evaluate`)."""
@@ -72,7 +73,7 @@ def try_out_all(
     model: nn.Module,
     given: Evaluations,
     device: torch.device,
-    autocast: torch.autocast,
+    autocast: AbstractContextManager[object],
     losses: Sequence[LossFunction] = (),
 ) -> None:
     """Compute the metrics of one batch of each (see `try_out`)."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, reduce
+from operator import attrgetter
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -36,6 +37,7 @@ BUCKET_ELEMENTS = 1 << 18
 """Gradients are exchanged so many at a time, 1 MiB: more than that while backward runs, and few enough messages."""
 
 _WIDE = (torch.float32, torch.float64)
+_GRADIENT = attrgetter("grad")
 
 
 class Admission(NamedTuple):
@@ -269,7 +271,7 @@ class WholeStep:
 
     def lend(self) -> None:
         """Make the parameters' gradients ready for a leaf, and for nothing that a loss has left there by itself."""
-        if not self.layout.has_warned and any(tensor.grad is not None for tensor in self.layout.tensors):
+        if not self.layout.has_warned and {*map(_GRADIENT, self.layout.tensors)} - {None}:
             self.layout.has_warned = True
             warnings.warn(
                 "The loss has left gradients behind, by a backward of its own. With several microbatches they aren't "
