@@ -26,7 +26,7 @@ OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_re
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slurm test-ray test-manifests tutorials extras slow golden bits mutants check methods bench docs
+.PHONY: help quickstart test seeds test-slurm test-ray test-manifests tutorials extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -37,6 +37,9 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+seeds: $(VENV)/.with-test ## run the default suite under N new seeds (BUSY of them beside heavy jobs), and keep what came of it
+	$(BIN)/python -m tools.suite_runs $(if $(N),--num $(N)) $(if $(BUSY),--busy $(BUSY))
 
 slow: $(VENV)/.with-test ## run the tests that the default suite leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
