@@ -1,4 +1,4 @@
-"""Each family of models, with each kind of optimizer, governed and not: the bits of one rank, however it's shared out."""
+"""Each family of models, with each kind of optimizer, governed and not: one rank's bits, however it's shared out."""
 
 from __future__ import annotations
 
