@@ -66,6 +66,8 @@ class RunConfig(NamedSettings):
         sharding: what ranks share out, which changes no bit: `replicated` is nothing; `optimizer` its state (ZeRO-1),
             each rank steps its own part of the parameters; `full` parameters, gradients and state (FSDP2). A run may
             go on under another one, on other ranks.
+        shard_ranks: with `full`, how many ranks hold one copy together, a power of two; others hold further copies
+            (HSDP). None takes all ranks, and so do runs with fewer. It changes no bit either.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
         compile_blocks: compile each block of every `nn.ModuleList` or `nn.Sequential` by itself.
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
@@ -138,6 +140,7 @@ class RunConfig(NamedSettings):
     elastic: bool = False
     max_ranks: int = 1
     sharding: Sharding = "replicated"
+    shard_ranks: int | None = None
     precision: Precision = "float32"
     compile_blocks: bool = False
     num_threads: int | None = None
@@ -189,6 +192,7 @@ class RunConfig(NamedSettings):
         if self.sharding not in get_args(Sharding):
             msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
+        self._check_shards()
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
             raise PlanError(msg)
@@ -210,6 +214,21 @@ class RunConfig(NamedSettings):
             if getattr(self, name) < 1:
                 msg = f"RunConfig.{name} = {getattr(self, name)}; it must be at least 1."
                 raise PlanError(msg)
+
+    def _check_shards(self) -> None:
+        num = self.shard_ranks
+        if num is not None and (num < 2 or num & (num - 1)):
+            msg = (
+                f"RunConfig.shard_ranks = {num}: so many ranks hold one copy together, and gradients are summed in a "
+                "binary tree. Use 2, 4, 8, ...; where each rank is to hold a whole copy, sharding='replicated'."
+            )
+            raise PlanError(msg)
+        if num is not None and self.sharding != "full":
+            msg = (
+                f"RunConfig.shard_ranks = {num} says on how many ranks parameters are cut, and with "
+                f"sharding={self.sharding!r} they aren't. Use sharding='full', or leave it out."
+            )
+            raise PlanError(msg)
 
     def _check_learning(self) -> None:
         for name in LEARNING_CADENCES:

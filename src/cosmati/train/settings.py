@@ -49,6 +49,7 @@ _NEUTRAL = (
     "progress",
     "max_ranks",
     "sharding",
+    "shard_ranks",
     "elastic",
     "change",
     "load_weights",

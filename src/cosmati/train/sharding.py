@@ -145,7 +145,9 @@ def _cut(
     from cosmati.train.layout.sharded import Sharded
 
     configured = [optimizer for optimizer in given.optimizers if isinstance(optimizer, Optimizer)]
-    layout = Sharded(model, regions, ranks, num_microbatches)
+    # With fewer ranks than a copy is meant to lie on, all of them hold one.
+    num_shards = min(given.config.shard_ranks or ranks.world, ranks.world)
+    layout = Sharded(model, regions, ranks, num_microbatches, num_shards)
     names = [p.name for p in layout.parameters]
     of_turns = {id(scheduled): scheduled for turn in turns for scheduled in turn.optimizers}
     moved: dict[int, ScheduledOptimizer] = {}

@@ -2,6 +2,7 @@
 
 Rank 0 writes what came out of each as JSON. STOP 0 goes to the end. Where the environment has KILLED, `RANKS AT WHEN`,
 each of these ranks kills itself at that exchange with others, `before` it or `after`; KILLED=none only counts them.
+V and SHARD_RANKS are settings.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from cosmati.train.layout.whole import Whole
 from cosmati.train.observers import Observer
 from cosmati.train.observers.monitors.norms import parameter_groups
 from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -203,11 +205,12 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
         observers=[StopAt(stop), Looks()],
         config=RunConfig(
             budget=f"{STEPS}ba",
-            num_microbatches=4,
+            num_microbatches=int(os.environ.get("V", "4")),
             num_threads=1,
             run_folder=folder / case.replace(" ", "-"),
             precision=given.get("precision", "float32"),
             sharding=sharding,
+            shard_ranks=int(os.environ["SHARD_RANKS"]) if "SHARD_RANKS" in os.environ else None,
             ledger=True,
             details_every=2,
             update_norm_every=2,
@@ -221,8 +224,12 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
 
 def control(kind: str) -> None:
     """Sum otherwise than in the tree."""
+    if kind == "scattered replicas":  # The two shards of each run 0 and 2, or 1 and 3.
+        Ranks.slots = lambda *_: [[0, 2, 1, 3]]
+        Ranks.gather = lambda self, rows: self.gather_by_rank(rows)[[0, 2, 1, 3]]
+        return
 
-    def scatter(output: Tensor, flat: Tensor) -> None:
+    def scatter(output: Tensor, flat: Tensor, _: object) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
         parts = [torch.empty_like(flat) for _ in range(world)]
         dist.all_gather(parts, flat)

@@ -41,12 +41,35 @@ def test_two_ranks_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any
     assert launch(tmp_path, 2, QUICK) == alone
 
 
+def test_replicas_of_shards_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any) -> None:
+    cases = ("everything", "muon")
+    assert launch(tmp_path, 4, cases, SHARD_RANKS="2") == {case: plain(QUICK)[case] for case in cases}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "shards"), [(4, 2), (8, 2), (8, 4)])
+def test_replicas_fold_subtrees_of_several_slots(tmp_path: Path, world: int, shards: int) -> None:
+    for name in ("plain", "cut"):
+        (tmp_path / name).mkdir()
+    alone = launch(tmp_path / "plain", 1, QUICK, sharding="replicated", V="8")
+    assert launch(tmp_path / "cut", world, QUICK, V="8", SHARD_RANKS=str(shards)) == alone
+
+
+@pytest.mark.slow
+def test_replicas_that_take_every_other_microbatch_give_other_bits(tmp_path: Path, plain: Any) -> None:
+    """The control: what meets within a replica isn't a subtree."""
+    found = launch(tmp_path, 4, ("everything",), SHARD_RANKS="2", CONTROL="scattered replicas")
+    assert found["everything"]["model"] != plain(QUICK)["everything"]["model"]
+
+
 @pytest.mark.slow
 def test_ranks_and_sharding_may_change_in_mid_run(tmp_path: Path, plain: Any) -> None:
     cases = ("everything", "muon")
     first = launch(tmp_path, 4, cases, stop=2)
     assert {(facts["outcome"], facts["step"]) for facts in first.values()} == {("stopped", 2)}
-    launch(tmp_path, 2, cases, stop=4)
+    launch(tmp_path, 2, cases, stop=3)
+    launch(tmp_path, 4, cases, stop=4, SHARD_RANKS="2")
+    launch(tmp_path, 2, cases, stop=5, SHARD_RANKS="4")
     assert launch(tmp_path, 1, cases, sharding="replicated") == {case: plain(QUICK)[case] for case in cases}
 
 
@@ -65,10 +88,12 @@ def test_what_the_tree_prevents_happens_without_it(tmp_path: Path, plain: Any, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_each_case_has_the_bits_of_one_plain_process(tmp_path: Path, plain: Any, world: int) -> None:
+@pytest.mark.parametrize(("world", "more"), [(2, {}), (4, {}), (4, {"SHARD_RANKS": "2"})])
+def test_each_case_has_the_bits_of_one_plain_process(
+    tmp_path: Path, plain: Any, world: int, more: dict[str, str]
+) -> None:
     cases = tuple(CASES)
-    alone, found = plain(cases), launch(tmp_path, world, cases)
+    alone, found = plain(cases), launch(tmp_path, world, cases, **more)
     assert {case for case in cases if found[case] != alone[case]} == set()
 
 

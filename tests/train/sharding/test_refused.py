@@ -107,3 +107,23 @@ def test_gradient_norms_are_refused_where_optimizers_hold_pieces() -> None:
 def test_an_unknown_sharding_is_refused() -> None:
     with pytest.raises(PlanError, match="Use 'replicated', 'optimizer' or 'full'"):
         RunConfig(sharding="zero3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, -2])
+def test_a_copy_lies_on_a_power_of_two_of_ranks(num: int) -> None:
+    with pytest.raises(PlanError, match=f"shard_ranks = {num}.*Use 2, 4, 8"):
+        RunConfig(sharding="full", shard_ranks=num)
+
+
+def test_what_is_not_cut_lies_on_no_number_of_ranks() -> None:
+    with pytest.raises(PlanError, match=r"shard_ranks = 2 .*sharding='optimizer' they aren't"):
+        RunConfig(sharding="optimizer", shard_ranks=2)
+
+
+def test_on_how_many_ranks_a_copy_lies_is_no_part_of_the_run() -> None:
+    torch.manual_seed(0)
+    alone = planned().prepared.identity
+    torch.manual_seed(0)
+    cut = planned(shard_ranks=4)
+    assert cut.prepared.identity == alone
+    assert cut.fit().outcome == "completed"
