@@ -82,7 +82,9 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGro
     blocks = blocks_in(model)
     rows = {name: RowsCut(tuple(p.shape), ranks.world) for name, p in named.items()}
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
-    mesh = DeviceMesh.from_group(ranks.group or dist.group.WORLD, device.type)
+    group = ranks.group or dist.group.WORLD
+    assert group is not None, "several ranks are a group"
+    mesh = DeviceMesh.from_group(group, device.type)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # The outermost too: what stays gathered after an evaluation would be trained on as it was then.

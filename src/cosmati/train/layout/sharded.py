@@ -240,7 +240,8 @@ class Sharded:
     def nothing(self, group: ShardGroup) -> Tensor:
         """Return this rank's part of a group's gradients where there are none: adding it changes no sum."""
         # -0.0 is what leaves every float as it is when added.
-        return next(iter(self._locals.values())).new_full((group.num_summed,), -0.0)
+        like: Tensor = next(iter(self._locals.values()))
+        return like.new_full((group.num_summed,), -0.0)
 
     def _accompany(self, exchange: int) -> None:
         """Take part in an exchange that this rank doesn't run itself."""
