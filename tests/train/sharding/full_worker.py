@@ -155,6 +155,7 @@ CASES: dict[str, dict[str, Any]] = {
     "everything": {"optimizers": ADAMW, "policy": True, "methods": [SAM(interval=2), CLIPPED, EMA(half_life="3ba")]},
     "routed": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")]},
     "routed sam": {"optimizers": Muon(lr=0.02), "policy": True, "methods": [SAM(interval=2)]},
+    "sorted": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")], "sort_by_class": True},
     "muon": {"optimizers": Muon(lr=0.02, weight_decay=0.1, schedule=Cosine()), "methods": [CLIPPED]},
     "muon in bfloat16": {"optimizers": Muon(lr=0.02, bfloat16=True)},
     "normuon": {"optimizers": NorMuon(lr=0.02)},
@@ -192,6 +193,7 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
     if optimizers[0].parameters != "*":
         optimizers.append(AdamW(lr=1e-2))
     named = {"class_ids": torch.arange(120) // 7 % 3, "class_names": ("open", "doubtful", "closed"), "tail": "pad"}
+    named["sort_by_class"] = given.get("sort_by_class", False)
     is_routed = "policy" in given
     return Trainer(
         model,
