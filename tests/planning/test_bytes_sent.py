@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def test_copies_exchange_their_sums_once_a_step(copies: int, power: int, gap: in
     assert cut.results == near(across, abs=2)
     assert cut.gradients == near(within + across, abs=2 + 2**gap)
     assert traffic_of(parts, s, "full", 2 * s) == traffic_of(parts, s, "full")
+    rounded = dataclasses.replace(parts, gathered=p)
+    assert traffic_of(rounded, r * s, "full", s).gathers == near(cut.gathers / 2, abs=2 * 2**gap)
 
 
 def test_a_second_pass_sends_everything_twice() -> None:

@@ -52,7 +52,8 @@ def traffic_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int
         own = ranks_of_a_copy(ranks, sharding, shards)
         over_replicas = passes * ring_share(-(-parts.gradients // own), ranks // own)
         reduced = passes * leaves * ring_share(parts.gradients, own)
-        gathers = passes * 2 * leaves * ring_share(parts.parameters, own)
+        sent = parts.parameters if parts.gathered is None else parts.gathered
+        gathers = passes * 2 * leaves * ring_share(sent, own)
         return Traffic(gradients=reduced + over_replicas, results=over_replicas, gathers=gathers)
     back = parts.gradients if sharding == "replicated" else parts.learning
     return Traffic(gradients=passes * ring_share(parts.gradients, ranks), results=passes * ring_share(back, ranks))

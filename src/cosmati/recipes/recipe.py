@@ -27,7 +27,7 @@ from cosmati.errors import CosmatiError, PlanError
 from cosmati.optim import Optimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import LEARNING_CADENCES, WITNESSING, RunConfig
+from cosmati.train.config import LEARNING_CADENCES, NEWER, WITNESSING, RunConfig
 from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
@@ -126,7 +126,11 @@ class Recipe:
             "evaluation": _label(self.evaluation) if self.evaluation else None,
             "optimizers": [_call(optimizer) for optimizer in self.optimizers],
             "methods": [describe(method) for method in self.methods],
-            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _NOT_OF_THE_TEXT},
+            "config": {
+                name: value
+                for name, value in dataclasses.asdict(self.config).items()
+                if name not in _NOT_OF_THE_TEXT and (name not in NEWER or value != NEWER[name])
+            },
             "policy": self.policy.digest.hex() if self.policy else None,
         }
         return json.dumps(facts, indent=1, default=str)

@@ -54,11 +54,17 @@ def sharded_as_asked(
         PlanError: an optimizer can't be shared out, or parameters share memory; or something of the run hasn't been
             tried under full sharding, or can't be cut by rows. On one rank too, since a run may go on with more.
     """
+    if given.config.rounds_weights and plan.facts.num_microbatches == 1:
+        msg = (
+            "gather_precision='bfloat16' is of weights that ranks gather from one another, and V = 1 microbatch a step "
+            "runs on one rank. Set RunConfig(num_microbatches=...) to a power of two above 1, or leave it out."
+        )
+        raise PlanError(msg)
     if given.config.sharding != "replicated":
         _refuse_overlaps(model)
     if given.config.sharding == "optimizer":
         optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
-        return _shared_out(model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
+        return _shared_out(given, model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
     if given.config.sharding != "full":
         return layout, turns
     _refuse_untried(given, model, ranks, packed=plan.facts.packed)
@@ -90,6 +96,7 @@ def _refuse_overlaps(model: nn.Module) -> None:
 
 
 def _shared_out(
+    given: Ingredients,
     model: nn.Module,
     regions: Regions,
     ranks: Ranks,
@@ -101,7 +108,7 @@ def _shared_out(
         for optimizer in optimizers:
             demands_of(optimizer)
         return layout
-    shared = OptimizerSharded(model, regions, ranks, num_microbatches)
+    shared = OptimizerSharded(model, regions, ranks, num_microbatches, rounds=given.config.rounds_weights)
     shared.rehome(optimizers)
     return shared
 
@@ -147,7 +154,7 @@ def _cut(
     configured = [optimizer for optimizer in given.optimizers if isinstance(optimizer, Optimizer)]
     # With fewer ranks than a copy is meant to lie on, all of them hold one.
     num_shards = min(given.config.shard_ranks or ranks.world, ranks.world)
-    layout = Sharded(model, regions, ranks, num_microbatches, num_shards)
+    layout = Sharded(model, regions, ranks, num_microbatches, num_shards, rounds=given.config.rounds_weights)
     names = [p.name for p in layout.parameters]
     of_turns = {id(scheduled): scheduled for turn in turns for scheduled in turn.optimizers}
     moved: dict[int, ScheduledOptimizer] = {}

@@ -12,7 +12,7 @@ import pytest
 from tests.processes import launch_ranks
 from tests.train.sharding.full_worker import CASES
 
-QUICK = ("everything", "muon", "tied")
+QUICK = ("everything", "muon", "tied rounded")
 
 
 def launch(

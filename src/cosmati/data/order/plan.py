@@ -110,8 +110,7 @@ class RoutePlan:
             raise DataError(msg)
         if phases and tail != "carry":
             raise DataError("A curriculum has no epochs to pad or to drop from. Use tail='carry'.")
-        self.rows, self.num_microbatches, self.tail = rows, num_microbatches, tail
-        self.sort_by_class = sort_by_class
+        self.rows, self.num_microbatches, self.tail, self.sort_by_class = rows, num_microbatches, tail, sort_by_class
         keys = sorted({(g.class_id, g.band) for g in groups if g.rows and g.repeat}) if route_pure else [None]
         self._streams: list[_Stream] = []
         self._units: Interleave | PhasedInterleave
@@ -141,8 +140,7 @@ class RoutePlan:
                 "or tail='carry' or 'pad'."
             )
             raise DataError(msg)
-        self._num_units = sum(units)
-        self._units = Interleave(units)
+        self._units, self._num_units = Interleave(units), sum(units)
 
     def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[Stretch] | None) -> list[Stretch]:
         """Return the streams' weights by span of units; a span ends with the unit that its last row is in."""

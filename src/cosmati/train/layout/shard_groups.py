@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.layout.lockstep import Lockstep
+from cosmati.train.layout.rounded import gather_weights
 from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.layout.tree import Tree
 from cosmati.train.ranks import Ranks, all_gather
@@ -119,18 +120,20 @@ class GroupGather(_Allocated):
     Args:
         group: of parameters.
         lockstep: of all ranks.
+        rounds: whether weights are sent in bfloat16 now.
     """
 
-    def __init__(self, group: ShardGroup, lockstep: Lockstep) -> None:
+    def __init__(self, group: ShardGroup, lockstep: Lockstep, rounds: Callable[[], bool]) -> None:
         self._number = 2 * group.number
         self._lockstep = lockstep
+        self._rounds = rounds
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         """Gather equal parts of all ranks."""
         self._lockstep.begin(self._number)
-        all_gather(output_tensor, input_tensor, group=group)
+        gather_weights(output_tensor, input_tensor, group, rounds=self._rounds())
 
 
 class TreeReduceScatter(_Allocated):

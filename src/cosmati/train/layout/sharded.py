@@ -24,6 +24,7 @@ from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.lockstep import Lockstep
+from cosmati.train.layout.rounded import gather_weights
 from cosmati.train.layout.shard_cut import RowCut
 from cosmati.train.layout.shard_groups import (
     GroupGather,
@@ -36,7 +37,7 @@ from cosmati.train.layout.shard_groups import (
 )
 from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
-from cosmati.train.ranks import Ranks, all_gather
+from cosmati.train.ranks import Ranks
 
 
 class Sharded:
@@ -48,6 +49,7 @@ class Sharded:
         ranks: the data-parallel ranks, two at least.
         num_microbatches: V.
         num_shards: ranks that hold one copy together; a divisor of their number, two at least.
+        rounds: passes read weights rounded to bfloat16, and they're sent so.
 
     Attributes:
         shards: those that hold a copy together with this rank.
@@ -56,8 +58,16 @@ class Sharded:
     """
 
     def __init__(
-        self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, num_shards: int
+        self,
+        model: nn.Module,
+        regions: Regions,
+        ranks: Ranks,
+        num_microbatches: int,
+        num_shards: int,
+        *,
+        rounds: bool = False,
     ) -> None:
+        self._may_round = rounds
         self.ranks, self._model = ranks, model
         ranks.share_out(num_microbatches, is_strided=True, num_together=num_shards)
         self.mine = ranks.mine(num_microbatches)
@@ -88,7 +98,11 @@ class Sharded:
         self.arrivals = Arrivals(self)
         self._step: ShardedStep | None = None
         for group in self.groups:
-            tune(group, GroupGather(group, self.lockstep), TreeReduceScatter(group, self.lockstep, self._take))
+            tune(
+                group,
+                GroupGather(group, self.lockstep, self._rounds),
+                TreeReduceScatter(group, self.lockstep, self._take),
+            )
 
     def pieces(self) -> list[tuple[str, nn.Parameter]]:
         """Return names and what optimizers are built on: this rank's rows, or whole matrices (see `stage`)."""
@@ -237,6 +251,10 @@ class Sharded:
         if self._step is not None:
             self._step.take(group, part)
 
+    def _rounds(self) -> bool:
+        """Return whether weights are sent in bfloat16: for a step's passes, not for an evaluation."""
+        return self._may_round and self._step is not None
+
     def nothing(self, group: ShardGroup) -> Tensor:
         """Return this rank's part of a group's gradients where there are none: adding it changes no sum."""
         # -0.0 is what leaves every float as it is when added.
@@ -252,4 +270,5 @@ class Sharded:
             self._take(group, part)
         else:
             own = group.gathered_from(self._locals)
-            all_gather(own.new_empty(self.shards.world * own.numel()), own, group=self.shards.group)
+            gathered = own.new_empty(self.shards.world * own.numel())
+            gather_weights(gathered, own, self.shards.group, rounds=self._rounds())

@@ -21,8 +21,7 @@ from cosmati.routing.cells import RegionWeights
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
 from cosmati.train.layout.regrouped import is_node_of_fsdp, regrouped
 from cosmati.train.layout.shard_groups import ShardGroup, sum_of_replicas
-from cosmati.train.layout.tree import Tree
-from cosmati.train.layout.whole import leaf_norm
+from cosmati.train.layout.tree import Tree, leaf_norm
 
 if TYPE_CHECKING:
     from cosmati.train.layout.sharded import Sharded
