@@ -120,7 +120,7 @@ def prepare(given: Ingredients) -> Prepared:
     identity = identity_of(given, plan, turns, model, budget, parent)
     cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)
     if config.compile_blocks:
-        compile_blocks(model)
+        compile_blocks(model, is_sharded=ranks.in_lockstep)
     assembly = Assembly(
         model=model,
         layout=cut,

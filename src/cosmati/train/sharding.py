@@ -17,11 +17,13 @@ from cosmati.optim.piecewise import demands_of
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
+from cosmati.train.compiled_blocks import compiled_blocks
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.shard_cut import refuse_uncuttable
 from cosmati.train.ranks import Ranks
+from cosmati.train.user_code import HOOKS
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
 """Optimizers that move each element by itself: on a rank's rows as on the whole."""
@@ -117,7 +119,7 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
     """Refuse what nobody has tried under full sharding, at any number of ranks: a run may go on with more."""
     config, device = given.config, next(model.parameters()).device
     wrong = [] if device.type == "cpu" else [f"device {device.type}"]
-    wrong += ["compile_blocks=True"] if config.compile_blocks else []
+    wrong += ["compile_blocks=True of blocks that have hooks"] if config.compile_blocks and _has_hooks(model) else []
     wrong += ["entropy_every"] if config.entropy_every else []
     wrong += ["several sub-steps"] if not callable(given.loss) else []
     wrong += ["modules of one class alone"] if isolated_modules(model) else []
@@ -138,6 +140,12 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
             "sharding: the bits are the same."
         )
         raise PlanError(msg)
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    """Say whether a block that is to be compiled has hooks: on one rank they're in its graph, and sharded beside it."""
+    blocks = compiled_blocks(model)
+    return any(getattr(block, kind, None) for block in blocks for kind in HOOKS)
 
 
 def _cut(

@@ -109,6 +109,38 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Smooth(nn.Module):
+    """Two blocks that can be compiled in every shape of the tests: few, and without statistics."""
+
+    def __init__(self, is_saving: bool = False) -> None:
+        super().__init__()
+        self.is_saving = is_saving
+        self.stem = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList([SmoothBlock() for _ in range(2)])
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.is_saving else block(x)
+        return self.head(x)
+
+
+class SmoothBlock(nn.Module):
+    """A normalised block, with a parameter beside its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(7)
+        self.up = nn.Linear(7, 9)
+        self.down = nn.Linear(9, 7, bias=False)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(nn.functional.gelu(self.up(self.norm(x))), 0.2, self.training)
+        return x + self.scale * self.down(hidden)
+
+
 class Saved(Net):
     """Blocks that are run anew in backward, whole."""
 
@@ -162,6 +194,19 @@ CASES: dict[str, dict[str, Any]] = {
         "gather_precision": "bfloat16",
         "methods": [EMA(half_life="3ba")],
     },
+    "compiled": {"optimizers": ADAMW, "model": Smooth, "compile_blocks": True},
+    "compiled bn": {"optimizers": ADAMW, "model": lambda: Net(blocks=1), "compile_blocks": True},
+    "as compiled": {"optimizers": ADAMW, "model": Smooth},
+    "compiled saved": {"optimizers": Muon(lr=0.02), "model": lambda: Smooth(is_saving=True), "compile_blocks": True},
+    "compiled routed": {
+        "optimizers": ADAMW,
+        "model": Smooth,
+        "policy": True,
+        "precision": "bfloat16",
+        "gather_precision": "bfloat16",
+        "methods": [CLIPPED],
+        "compile_blocks": True,
+    },
     "saved": {"optimizers": ADAMW, "model": Saved},
     "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
     "double": {"optimizers": ADAMW, "model": lambda: Net().double()},
@@ -180,6 +225,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cautious": {"optimizers": AdamW(lr=1e-2, weight_decay=0.1, cautious=True)},
     "hyperball": {"optimizers": AdamW(lr=1e-2, weight_decay=0.0, hyperball=True, parameters=matrices)},
 }
+
+COMPILED = tuple(case for case, given in CASES.items() if given.get("compile_blocks"))
 
 
 class Looks(Observer):
@@ -224,6 +271,7 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
             num_threads=1,
             run_folder=folder / case.replace(" ", "-"),
             precision=given.get("precision", "float32"),
+            compile_blocks=given.get("compile_blocks", False),
             gather_precision=given.get("gather_precision", "float32"),
             sharding=sharding,
             shard_ranks=int(os.environ["SHARD_RANKS"]) if "SHARD_RANKS" in os.environ else None,
@@ -338,6 +386,8 @@ def main() -> None:
     torch.set_num_threads(1)
     # FSDP2 itself calls what PyTorch 2.13 has renamed.
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    if any(case in COMPILED for case in cases):
+        warnings.simplefilter("ignore")  # what a first compilation imports, and looks at
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     if "CONTROL" in os.environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.processes import launch_ranks
-from tests.train.sharding.full_worker import CASES
+from tests.train.sharding.full_worker import CASES, COMPILED
 
 QUICK = ("everything", "muon", "tied rounded")
 
@@ -92,7 +93,7 @@ def test_what_the_tree_prevents_happens_without_it(tmp_path: Path, plain: Any, c
 def test_each_case_has_the_bits_of_one_plain_process(
     tmp_path: Path, plain: Any, world: int, more: dict[str, str]
 ) -> None:
-    cases = tuple(CASES)
+    cases = tuple(case for case in CASES if case not in COMPILED)
     alone, found = plain(cases), launch(tmp_path, world, cases, **more)
     assert {case for case in cases if found[case] != alone[case]} == set()
 
@@ -102,3 +103,15 @@ def test_fifty_runs_of_two_ranks_end_well(tmp_path: Path, plain: Any) -> None:
     for number in range(50):
         (tmp_path / str(number)).mkdir()
         assert launch(tmp_path / str(number), 2, ("everything",))["everything"] == plain(QUICK)["everything"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize(("world", "more"), [(2, {}), (4, {"SHARD_RANKS": "2"})])
+def test_compiled_blocks_have_the_bits_of_one_plain_process(
+    tmp_path: Path, plain: Any, world: int, more: dict[str, str]
+) -> None:
+    alone = plain(COMPILED)
+    assert launch(tmp_path, world, COMPILED, **more) == alone
+    eager = plain(("as compiled",))["as compiled"]
+    assert alone["compiled"]["model"] != eager["model"], "they are compiled"

@@ -36,7 +36,6 @@ def planned(**changed: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"compile_blocks": True}, "compile_blocks"),
         ({"entropy_every": 1}, "entropy_every"),
         ({"optimizers": AdamW(lr=1e-2, fused=True)}, r"AdamW\(fused=True\)"),
         ({"optimizers": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)}, "already built"),
@@ -46,6 +45,15 @@ def planned(**changed: Any) -> Trainer:
 def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(PlanError, match=f"(?s)sharding='full' hasn't been tried with.*{named}"):
         planned(**changed)
+
+
+def test_blocks_are_compiled_beside_their_hooks_and_others_hooks_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    data = InMemory((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)), 8)
+    config = RunConfig(budget="1ba", num_microbatches=2, sharding="full", compile_blocks=True)
+    model[2].register_forward_hook(lambda *_: None)
+    with pytest.raises(PlanError, match="compile_blocks=True of blocks that have hooks"):
+        Trainer(model, Classification(3), data, optimizers=AdamW(lr=1e-2), config=config)
 
 
 @pytest.mark.parametrize(
