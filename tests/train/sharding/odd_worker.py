@@ -70,7 +70,7 @@ CASES: dict[str, Callable[[], Odd]] = {
 
 def said_of(model: Odd, ranks: Ranks) -> str:
     """Run a step's pass; return what it's refused with."""
-    layout = Sharded(model, partition_parameters(model), ranks, 2, ranks.world)
+    layout = Sharded(model, partition_parameters(model), ranks, 2)
     try:
         with layout.step([(1.0,)] * 2, frozenset(range(6)), measure=False) as step:
             for index in layout.mine:

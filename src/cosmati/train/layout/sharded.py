@@ -48,7 +48,7 @@ class Sharded:
         regions: of its trainable parameters.
         ranks: the data-parallel ranks, two at least.
         num_microbatches: V.
-        num_shards: ranks that hold one copy together; a divisor of their number, two at least.
+        num_shards: ranks that hold one copy together, a divisor of their number, two at least; None for all.
         rounds: passes read weights rounded to bfloat16, and they're sent so.
 
     Attributes:
@@ -63,12 +63,13 @@ class Sharded:
         regions: Regions,
         ranks: Ranks,
         num_microbatches: int,
-        num_shards: int,
+        num_shards: int | None = None,
         *,
         rounds: bool = False,
     ) -> None:
         self._may_round = rounds
         self.ranks, self._model = ranks, model
+        num_shards = num_shards or ranks.world
         ranks.share_out(num_microbatches, is_strided=True, num_together=num_shards)
         self.mine = ranks.mine(num_microbatches)
         self.device = next(model.parameters()).device
