@@ -202,6 +202,15 @@ def test_a_copy_on_fewer_ranks_leaves_each_more() -> None:
     assert memory_of(parts, 2, "full", 4) == few
 
 
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_whole_weights_that_are_rounded_for_a_pass_are_saved(sharding: Any) -> None:
+    parts = measured("text")
+    rounded = dataclasses.replace(parts, gathered=parts.parameters // 2)
+    more = sum(memory_of(rounded, 4, sharding).backward.values()) - sum(memory_of(parts, 4, sharding).backward.values())
+    assert more == (0 if sharding == "full" else parts.parameters)
+    assert memory_of(rounded, 4, sharding).commit == memory_of(parts, 4, sharding).commit
+
+
 @pytest.mark.parametrize(("sharding", "shards"), [("optimizer", 2), ("full", 3)])
 def test_copies_that_cannot_be_are_refused(sharding: Any, shards: int) -> None:
     with pytest.raises(PlanError, match=f"shard_ranks = {shards}"):

@@ -82,7 +82,7 @@ def ranks_of_a_copy(ranks: int, sharding: Sharding, shards: int | None) -> int:
     Raises:
         PlanError: shards are given where it isn't full sharding, or their number is no power of two.
     """
-    RunConfig(sharding=sharding, shard_ranks=shards)
+    RunConfig(sharding=sharding, shard_ranks=shards)  # refuses what can't be
     return 1 if sharding == "replicated" else min(shards or ranks, ranks)
 
 
@@ -121,6 +121,8 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int 
     # Then only what holds the gathered sum is left beside this rank's share of it, or the other way round.
     left = {"replicated": parts.gradients // ranks, "optimizer": parts.gradients, "full": 0}[sharding]
     again = {"second pass": -(-parts.again // (cut if sharding == "full" else 1))} if parts.again else {}
+    # Where passes read rounded weights, who holds whole ones saves them for so long.
+    again |= {"saved weights": parts.parameters} if parts.gathered is not None and sharding != "full" else {}
     backward = {**always, "gradients": gradients, "exchange": exchange, **again, "activations": parts.activations}
     commit = {**always, "gradients": root, "exchange": left if ranks > 1 else 0, "commit": -(-parts.commit // cut)}
     return MemoryPlan(backward=backward, commit=commit)
