@@ -69,6 +69,22 @@ def test_a_plan_for_programs(recipe: Path) -> None:
     assert told["memory"]["backward"]["activations"] == told["measured"]["activations"] > 0
 
 
+def test_a_plan_of_copies_on_fewer_ranks(recipe: Path) -> None:
+    settings = ("--set", "config.sharding=full", "--set", "config.shard_ranks=2")
+    assert "on 4 ranks, this machine's processor, full, cut over 2 ranks" in call(
+        f"{recipe}:text", "--ranks", 4, "--device", "cpu", *settings
+    )
+    alike = ("--ranks", 4, "--device", "cpu", "--json", "--sharding", "optimizer")
+    told = json.loads(call(f"{recipe}:text", *alike, *settings))
+    assert told["shards"] is None
+    full = ("--ranks", 4, "--device", "cpu", "--json", "--sharding", "full")
+    whole, half = (
+        json.loads(call(f"{recipe}:text", *full, "--set", f"config.gather_precision={one}"))
+        for one in ("float32", "bfloat16")
+    )
+    assert 2 * half["traffic"]["gathers"] == whole["traffic"]["gathers"]
+
+
 def test_one_of_ranks_and_device_is_enough(recipe: Path) -> None:
     assert "on 1 rank, NVIDIA L4" in call(recipe, "--device", "l4")
     assert "on 2 ranks, this machine's processor" in call(recipe, "--ranks", 2)

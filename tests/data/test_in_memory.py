@@ -1,5 +1,7 @@
 """The in-memory source: exactly once, pure microbatches, exact proportions, the same order for every reader."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -126,3 +128,29 @@ def test_strings_and_arrays_go_with_their_rows_and_are_in_the_digest() -> None:
         _ = source(name=object()).digest
     scalar = InMemory((torch.arange(4), torch.tensor(2.0)), 2)
     assert scalar.digest != InMemory((torch.arange(4), torch.tensor(3.0)), 2).digest
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("classes", [[0, 1], [2, 0, 1, 0, 0], [1]])
+def test_sorted_steps_have_the_same_microbatches_by_class(tail: InMemoryTail, classes: list[int]) -> None:
+    dealt = source(94, 16, classes, tail)
+    by_class = dataclasses.replace(dealt, sort_by_class=True)
+    orders = [one.order(seed=3, num_microbatches=8, route_pure=True) for one in (dealt, by_class)]
+    for step in range(2 * orders[0].steps_per_epoch):
+        found = [
+            [(o.class_id(step, i), o.microbatch(step, i).lineage.row_ids.tolist()) for i in range(8)] for o in orders
+        ]
+        assert found[1] == sorted(found[0], key=lambda told: told[0] or 0)
+
+
+def test_mixed_microbatches_stay_as_they_are_dealt() -> None:
+    dealt = source(96, 16, [0, 1])
+    by_class = dataclasses.replace(dealt, sort_by_class=True)
+    rows = [
+        [
+            one.order(seed=3, num_microbatches=8, route_pure=False).microbatch(2, i).lineage.row_ids.tolist()
+            for i in range(8)
+        ]
+        for one in (dealt, by_class)
+    ]
+    assert rows[0] == rows[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -49,10 +50,27 @@ def test_bytes_are_the_designs(power: int, gap: int, p: int) -> None:
     assert (2**within, 2**across) == (v // w, w)
 
 
+@given(copies=st.integers(0, 4), power=st.integers(1, 4), gap=st.integers(0, 4), p=st.integers(1, 10**9))
+def test_copies_exchange_their_sums_once_a_step(copies: int, power: int, gap: int, p: int) -> None:
+    r, s = 2**copies, 2**power
+    v = r * s * 2**gap
+    parts = made(gradients=4 * p, parameters=2 * p, num_microbatches=v)
+    cut = traffic_of(parts, r * s, "full", s)
+    within, across = 2**gap * 4 * p * (s - 1) / s, 4 * p / s * (r - 1) / r
+    near = pytest.approx
+    assert cut.gathers == near(2 * 2**gap * 2 * p * (s - 1) / s, abs=2 * 2**gap)
+    assert cut.results == near(across, abs=2)
+    assert cut.gradients == near(within + across, abs=2 + 2**gap)
+    assert traffic_of(parts, s, "full", 2 * s) == traffic_of(parts, s, "full")
+    rounded = dataclasses.replace(parts, gathered=p)
+    assert traffic_of(rounded, r * s, "full", s).gathers == near(cut.gathers / 2, abs=2 * 2**gap)
+
+
 def test_a_second_pass_sends_everything_twice() -> None:
     once, twice = made(gradients=400), made(gradients=400, again=800)
     for sharding in ("replicated", "full"):
         assert traffic_of(twice, 4, sharding).total == 2 * traffic_of(once, 4, sharding).total  # type: ignore[arg-type]
+    assert traffic_of(twice, 4, "full", 2).total == 2 * traffic_of(once, 4, "full", 2).total
 
 
 @pytest.mark.parametrize("v", [1, 8, 1024])

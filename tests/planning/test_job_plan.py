@@ -56,6 +56,17 @@ def test_other_shardings_take_their_own() -> None:
     assert (alone.sending, alone.optimizers) == (0, near(2.8))
 
 
+def test_copies_of_shards_take_their_own_and_say_where_fewer_would_fit() -> None:
+    plan = planned(ranks=4, sharding="full", shards=2)
+    assert plan.time.optimizers == near(1.4)
+    assert plan.traffic.total == 2 * 3 * 200 + 2 * 100
+    device = dataclasses.replace(DEVICE, memory_gb=(plan.memory.total - 1) / 0.9 / 1e9)
+    tight = planned(ranks=4, sharding="full", shards=2, device=device)
+    assert not tight.fits
+    fewer = next(change for change in tight.changes if change.words == "fewer copies: --set config.shard_ranks=4")
+    assert fewer.total == planned(ranks=4, sharding="full").memory.total < plan.memory.total
+
+
 def test_bfloat16_has_its_own_peak_and_several_nodes_their_own_bandwidth() -> None:
     assert planned(parts={"precision": "bfloat16"}).time.compute == near(2)
     assert planned(ranks=4).time.sending == near(2 * 300 / 100)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -189,6 +190,31 @@ def test_full_sharding_holds_two_blocks_whole() -> None:
     assert parts.outside_blocks + sum(blocks) == parts.parameters
     gathered = memory_of(parts, 4, "full").backward["gathered parameters"]
     assert gathered == parts.outside_blocks + 2 * parts.largest_block < parts.parameters
+
+
+def test_a_copy_on_fewer_ranks_leaves_each_more() -> None:
+    parts = measured("text")
+    copies, cut, few = memory_of(parts, 8, "full", 2), memory_of(parts, 8, "full"), memory_of(parts, 2, "full")
+    for name in ("parameters", "optimizer state", "averages"):
+        assert copies.commit[name] == few.commit[name] >= cut.commit[name]
+    assert copies.commit["gradients"] == math.ceil(parts.gradients / 2) > cut.commit["gradients"]
+    assert copies.commit["commit"] == math.ceil(parts.commit / 2)
+    assert memory_of(parts, 2, "full", 4) == few
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_whole_weights_that_are_rounded_for_a_pass_are_saved(sharding: Any) -> None:
+    parts = measured("text")
+    rounded = dataclasses.replace(parts, gathered=parts.parameters // 2)
+    more = sum(memory_of(rounded, 4, sharding).backward.values()) - sum(memory_of(parts, 4, sharding).backward.values())
+    assert more == (0 if sharding == "full" else parts.parameters)
+    assert memory_of(rounded, 4, sharding).commit == memory_of(parts, 4, sharding).commit
+
+
+@pytest.mark.parametrize(("sharding", "shards"), [("optimizer", 2), ("full", 3)])
+def test_copies_that_cannot_be_are_refused(sharding: Any, shards: int) -> None:
+    with pytest.raises(PlanError, match=f"shard_ranks = {shards}"):
+        memory_of(measured("text"), 8, sharding, shards)
 
 
 def test_one_rank_holds_everything_whatever_the_sharding() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.clock import Budget
 from cosmati.core.loss import Classification, LanguageModel, Regression
@@ -21,8 +21,9 @@ from cosmati.optim import SGD, AdamW, Cosine, Muon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.assembly import SubStep
-from cosmati.train.compiled_blocks import compile_blocks
+from cosmati.train.compiled_blocks import compile_blocks, is_compiled
 from cosmati.train.config import RunConfig
+from cosmati.train.held import places_in
 from cosmati.train.prepare import Ingredients, Prepared, prepare
 from cosmati.train.signed import wants_ledger
 from cosmati.train.trainer import Trainer
@@ -400,6 +401,32 @@ def test_blocks_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled == []
     _prepare(compile_blocks=True)
     assert len(compiled) == 2
+
+
+def test_sharded_blocks_are_compiled_without_their_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[object, dict[str, Any]]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append((function, options)))
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    forwards = [model[0].forward, model[2].forward]
+    compile_blocks(model, is_sharded=True)
+    assert compiled == [(forward, {"dynamic": False}) for forward in forwards]
+
+
+def test_what_is_compiled_is_known_and_followed_as_what_it_was() -> None:
+    """The compiler's marks are unlike on each rank; what the function keeps is looked at."""
+    kept = {"calls": 0}
+
+    def forward(x: Tensor) -> Tensor:
+        kept["calls"] += 1
+        return x
+
+    plain, by_itself, inside = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    by_itself.compile(backend="eager")
+    inside.forward = torch.compile(forward, backend="eager")
+    assert [is_compiled(module) for module in (plain, by_itself, inside)] == [False, True, True]
+    found = {place.name for place in places_in({"": inside})}
+    assert [path for path in found if "_torchdynamo" in path] == []
+    assert [path for path in found if path.endswith("kept")] != []
 
 
 @pytest.mark.parametrize("is_training", [True, False])

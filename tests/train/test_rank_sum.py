@@ -50,7 +50,7 @@ class Threads:
         given = [one.split(sent)[self._own.rank] for one in self._exchange(own)]
         return self._later(lambda: output.copy_(torch.cat(given)))
 
-    def all_gather_single(self, output: Tensor, own: Tensor, *, async_op: bool) -> Any:
+    def all_gather_single(self, output: Tensor, own: Tensor, *, group: None = None, async_op: bool) -> Any:
         given = self._exchange(own)
         later = self._later(lambda: output.copy_(torch.cat(given)))
         return later if async_op else later.wait()
@@ -60,7 +60,7 @@ class Threads:
         """What was received isn't there before somebody has waited for it."""
         return SimpleNamespace(wait=arrives)
 
-    def all_reduce(self, value: Tensor, op: Any) -> None:
+    def all_reduce(self, value: Tensor, op: Any, group: None = None) -> None:
         assert op is dist.ReduceOp.MAX
         value.copy_(torch.stack(self._exchange(value)).amax(0))
 
@@ -174,6 +174,25 @@ def test_gradients_start_at_aligned_addresses(threads: Threads) -> None:
 
     # 15, 16, 1, 54, 12, 17 and 5 floats, each from the next multiple of 64 bytes.
     assert threads.run(work) == [[0, 64, 128, 192, 448, 512, 640]] * threads.world
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_groups_of_ranks_run_subtrees_and_tell_in_microbatch_order(threads: Threads, together: int) -> None:
+    together = min(together, threads.world)
+
+    def work(ranks: Ranks) -> tuple[list[int], list[list[int]], Tensor]:
+        ranks.share_out(2 * V, is_strided=True, num_together=together)
+        mine = ranks.mine(2 * V)
+        return mine, ranks.slots(2 * V), ranks.gather(torch.tensor([[number, ranks.rank] for number in mine]))
+
+    found = threads.run(work)
+    size = 2 * V * together // threads.world
+    for rank, (mine, slots, told) in enumerate(found):
+        group, place = divmod(rank, together)
+        assert mine == list(range(group * size + place, (group + 1) * size, together))
+        assert [slot[rank] for slot in slots] == mine
+        assert told[:, 0].tolist() == list(range(2 * V))
+        assert {*told[:, 1].tolist()} == {*range(threads.world)}
 
 
 @pytest.mark.parametrize("run", [0, 1, 2])

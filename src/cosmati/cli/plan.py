@@ -125,6 +125,7 @@ def _job(
         ranks,
         own,
         sharding,
+        shards=recipe.config.shard_ranks if sharding == "full" else None,
         efficiency=given.get("efficiency"),
         price_per_hour=price,
         failures=model,

@@ -25,7 +25,8 @@ def show_plan(plan: JobPlan, name: str) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
     m = plan.measured
     per_rank = m.num_microbatches // plan.ranks
-    console.print(Text(f"{name} on {_many(plan.ranks, 'rank')}, {plan.device.title}, {plan.sharding}", "bold"))
+    cut = f", cut over {_many(min(plan.shards, plan.ranks), 'rank')}" if plan.shards else ""
+    console.print(Text(f"{name} on {_many(plan.ranks, 'rank')}, {plan.device.title}, {plan.sharding}{cut}", "bold"))
     console.print(
         f"V = {m.num_microbatches} microbatches a step, {_many(m.num_rows, 'row')} each; {per_rank} a rank; "
         f"{m.num_elements:,} parameters learn; {m.precision}"

@@ -266,6 +266,8 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     if facts.rounded_statistics:
         names = ", ".join(facts.rounded_statistics)
         changed.append(f"the statistics of {names} are folded, and aren't float32 of PyTorch's kernels")
+    if facts.settings.get("gather_precision"):
+        changed.append(f"passes read weights rounded to {facts.settings['gather_precision']} (gather_precision)")
     promises = [
         _promise(Promise.PARITY, changed, "no methods"),
         _promise(Promise.RESUME, base, f"model, optimizer, method states and the clock are all the state{loop}"),

@@ -43,6 +43,8 @@ class InMemory:
         row_digests: uint8 [rows, 32], SHA-256 of each row's content.
         tail: `drop` leaves out what doesn't fill a microbatch or a step at an epoch's end; `pad` fills it with
             tombstone rows, and every row is visited exactly once an epoch.
+        sort_by_class: under a policy, sort each step's microbatches by class, so that ranks run alike ones at a time.
+            It's another order, and so another run.
 
     Raises:
         DataError: lengths differ, ids repeat, or a class id has no name.
@@ -55,6 +57,7 @@ class InMemory:
     row_ids: Tensor | None = None
     row_digests: Tensor | None = None
     tail: InMemoryTail = "drop"
+    sort_by_class: bool = False
     lineage: Lineage = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -185,7 +188,13 @@ class InMemoryOrder:
         missing = self.steps_per_epoch * self._num_microbatches - len(pieces)
         empty = np.full(self._rows, TOMBSTONE)
         # A microbatch of tombstones takes the class of the last real one: it needs some route, and weighs nothing.
-        return pieces + [(pieces[-1][0], empty)] * missing if missing > 0 else pieces
+        pieces += [(pieces[-1][0], empty)] * missing
+        if not self._source.sort_by_class:
+            return pieces
+        steps = (pieces[at : at + self._num_microbatches] for at in range(0, len(pieces), self._num_microbatches))
+        return [
+            piece for step in steps for piece in sorted(step, key=lambda piece: -1 if piece[0] is None else piece[0])
+        ]
 
     def _piece(self, step: int, index: int) -> tuple[int | None, NDArray[np.int64]]:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)

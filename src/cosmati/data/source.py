@@ -45,6 +45,8 @@ class StreamingSource:
             once an epoch and fills with tombstones; `drop` leaves the rest of an epoch out.
         num_workers: processes that read and transform; 0 uses threads, which suffice unless `transform` is slow.
         steps_ahead: steps to read ahead.
+        sort_by_class: under a policy, sort each step's microbatches by class and kind of rows, so that ranks run alike
+            ones at a time. It's another order, and so another run.
     """
 
     dataset: StreamingDataset
@@ -52,6 +54,7 @@ class StreamingSource:
     tail: Tail = "carry"
     num_workers: int = 0
     steps_ahead: int = 2
+    sort_by_class: bool = False
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ class StreamingSource:
             route_pure=route_pure,
             tail=self.tail,
             phases=_offered_only(self.dataset.phases, groups),
+            sort_by_class=self.sort_by_class,
         )
         reader = Microbatches(self.dataset, plan, seed, with_digests=route_pure)
         return StreamingOrder(self, plan, reader)

@@ -22,6 +22,7 @@ _SETTINGS_OF_A_RUN = (
     "seed",
     "num_microbatches",
     "precision",
+    "gather_precision",
     "compile_blocks",
     "num_threads",
     "deterministic",

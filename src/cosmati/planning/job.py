@@ -43,6 +43,7 @@ class JobPlan:
         measured: what one microbatch takes here.
         ranks: W.
         sharding: of state and parameters.
+        shards: with full sharding, ranks that hold one copy together; None for all.
         device: of each rank.
         memory: bytes of a rank.
         capacity: bytes that a rank has for them.
@@ -57,6 +58,7 @@ class JobPlan:
     measured: MeasuredParts
     ranks: int
     sharding: Sharding
+    shards: int | None
     device: Device
     memory: MemoryPlan
     capacity: int
@@ -110,6 +112,7 @@ def plan_job(
     device: Device,
     sharding: Sharding = "replicated",
     *,
+    shards: int | None = None,
     efficiency: float | None = None,
     price_per_hour: float | None = None,
     failures: FailureModel | None = None,
@@ -121,6 +124,7 @@ def plan_job(
         ranks: W, which divides V.
         device: of each rank.
         sharding: what only one rank holds.
+        shards: with full sharding, ranks that hold one copy together; None for all.
         efficiency: share of the peak (see `step_time`).
         price_per_hour: of a rank.
         failures: simulate these.
@@ -134,7 +138,8 @@ def plan_job(
         raise PlanError(f"efficiency={efficiency:g} can't be: it's a share of the peak, above 0 and at most 1.")
     if price_per_hour is not None and not price_per_hour > 0:
         raise PlanError(f"A price of {price_per_hour:g} an hour can't be: give more than 0, or leave it out.")
-    memory, traffic = memory_of(measured, ranks, sharding), traffic_of(measured, ranks, sharding)
+    memory = memory_of(measured, ranks, sharding, shards)
+    traffic = traffic_of(measured, ranks, sharding, shards)
     capacity = int(device.shared(ranks).memory_gb * 1e9 * (1 - RESERVE))
     goodput = None
     if failures is not None:
@@ -143,29 +148,37 @@ def plan_job(
         measured=measured,
         ranks=ranks,
         sharding=sharding,
+        shards=shards,
         device=device,
         memory=memory,
         capacity=capacity,
         traffic=traffic,
-        time=step_time(measured, ranks, sharding, traffic, device, efficiency),
+        time=step_time(measured, ranks, sharding, traffic, device, efficiency, shards),
         levels=tree_levels(measured.num_microbatches, ranks),
         price_per_hour=price_per_hour,
-        changes=() if memory.total <= capacity else tuple(_changes(measured, ranks, device, sharding)),
+        changes=() if memory.total <= capacity else tuple(_changes(measured, ranks, device, sharding, shards)),
         goodput=goodput,
     )
 
 
-def _changes(measured: MeasuredParts, ranks: int, device: Device, sharding: Sharding) -> Iterator[Remedy]:
+def _changes(
+    measured: MeasuredParts, ranks: int, device: Device, sharding: Sharding, shards: int | None
+) -> Iterator[Remedy]:
     """Yield what would make it fit, one thing at a time: sharding, smaller microbatches, more ranks; then the lot."""
 
     def fitting(parts: MeasuredParts, num: int, how: Sharding) -> int | None:
-        total = memory_of(parts, num, how).total
+        total = memory_of(parts, num, how, shards if how == sharding else None).total
         return total if total <= device.shared(num).memory_gb * 1e9 * (1 - RESERVE) else None
 
     v, more = measured.num_microbatches, SHARDINGS[SHARDINGS.index(sharding) + 1 :]
     for how in more if ranks > 1 else ():
         if (total := fitting(measured, ranks, how)) is not None:
             yield Remedy(words=f"shard more: --sharding {how}", total=total)
+    for more_shards in (num for num in divisors(ranks) if shards and num > shards):
+        total = memory_of(measured, ranks, sharding, more_shards).total
+        if total <= device.shared(ranks).memory_gb * 1e9 * (1 - RESERVE):
+            yield Remedy(words=f"fewer copies: --set config.shard_ranks={more_shards}", total=total)
+            break
     for times in _smaller_by(measured.num_rows):
         if (total := fitting(smaller(measured, times), ranks, sharding)) is not None:
             words = f"smaller microbatches: --set config.num_microbatches={v * times}"

@@ -40,6 +40,7 @@ class MeasuredParts:
         precision: of the run.
         num_steps: of the whole run; None where that isn't known ahead.
         parameters: all, frozen ones too.
+        gathered: these as full sharding sends them; None where that's as they are.
         learning: those that learn.
         num_elements: of those that learn.
         gradients: one copy of the step's sum.
@@ -82,6 +83,7 @@ class MeasuredParts:
     flops: int
     kernels: int
     seconds: float
+    gathered: int | None = None
 
     @property
     def state(self) -> int:
@@ -137,6 +139,7 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
         precision=a.config.precision,
         num_steps=a.budget.num_steps,
         parameters=parameters,
+        gathered=2 * sum(p.numel() for p in model.parameters()) if a.config.rounds_weights else None,
         learning=bytes_of(learning),
         num_elements=num_elements,
         gradients=wide,

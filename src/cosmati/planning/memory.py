@@ -9,7 +9,7 @@ from typing import get_args
 from cosmati.errors import PlanError
 from cosmati.optim.sharing import assign_owners
 from cosmati.planning.measuring import MeasuredParts
-from cosmati.train.config import Sharding
+from cosmati.train.config import RunConfig, Sharding
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 _GATHERED_BLOCKS = 2
@@ -71,31 +71,47 @@ def gradient_copies(num_leaves: int) -> int:
     return max(1, num_leaves.bit_length() - 1)
 
 
-def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding) -> MemoryPlan:
+def ranks_of_a_copy(ranks: int, sharding: Sharding, shards: int | None) -> int:
+    """Return over how many ranks what is cut lies.
+
+    Args:
+        ranks: W.
+        sharding: see `memory_of`.
+        shards: with full sharding, the ranks that hold one copy together; None for all.
+
+    Raises:
+        PlanError: shards are given where it isn't full sharding, or their number is no power of two.
+    """
+    RunConfig(sharding=sharding, shard_ranks=shards)  # refuses what can't be
+    return 1 if sharding == "replicated" else min(shards or ranks, ranks)
+
+
+def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int | None = None) -> MemoryPlan:
     """Return what a rank needs.
 
     Args:
         parts: as measured.
         ranks: W, which divides V.
         sharding: what is held by one rank only: nothing, optimizer state, or parameters and gradients too.
+        shards: see `ranks_of_a_copy`.
 
     Raises:
-        PlanError: W doesn't divide V.
+        PlanError: W doesn't divide V, or shards can't be.
     """
+    cut = ranks_of_a_copy(ranks, sharding, shards)
     leaves = leaves_of(parts.num_microbatches, ranks)
     sharding = "replicated" if ranks == 1 else sharding  # One rank holds everything.
-    cut = 1 if sharding == "replicated" else ranks
     always = {
-        "parameters": -(-parts.parameters // (ranks if sharding == "full" else 1)),
+        "parameters": -(-parts.parameters // (cut if sharding == "full" else 1)),
         "optimizer state": parts.state if cut == 1 else -(-parts.state_cut // cut) + _heaviest(parts.state_whole, cut),
-        "averages": -(-parts.averages // (ranks if sharding == "full" else 1)),
+        "averages": -(-parts.averages // (cut if sharding == "full" else 1)),
         "buffers": parts.buffers,
         "rows": leaves * parts.rows,
     }
     if sharding == "full":
         gathered = min(parts.parameters, parts.outside_blocks + _GATHERED_BLOCKS * parts.largest_block)
         always["gathered parameters"] = gathered
-        shard = -(-parts.gradients // ranks)
+        shard = -(-parts.gradients // cut)
         # Strided: every microbatch is reduced at once, so the tree's copies are shards; gathered blocks' leaf is whole.
         whole_leaf = gathered * parts.gradients // max(1, parts.learning)
         gradients, root, exchange = gradient_copies(2 * leaves) * shard + whole_leaf, shard, 0
@@ -104,7 +120,9 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding) -> MemoryPla
         exchange = 2 * parts.gradients if ranks > 1 else 0  # What is sent, and what is received.
     # Then only what holds the gathered sum is left beside this rank's share of it, or the other way round.
     left = {"replicated": parts.gradients // ranks, "optimizer": parts.gradients, "full": 0}[sharding]
-    again = {"second pass": -(-parts.again // (ranks if sharding == "full" else 1))} if parts.again else {}
+    again = {"second pass": -(-parts.again // (cut if sharding == "full" else 1))} if parts.again else {}
+    # Where passes read rounded weights, who holds whole ones saves them for so long.
+    again |= {"saved weights": parts.parameters} if parts.gathered is not None and sharding != "full" else {}
     backward = {**always, "gradients": gradients, "exchange": exchange, **again, "activations": parts.activations}
     commit = {**always, "gradients": root, "exchange": left if ranks > 1 else 0, "commit": -(-parts.commit // cut)}
     return MemoryPlan(backward=backward, commit=commit)

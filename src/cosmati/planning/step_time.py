@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cosmati.planning.devices import Device
 from cosmati.planning.measuring import MeasuredParts
-from cosmati.planning.memory import leaves_of
+from cosmati.planning.memory import leaves_of, ranks_of_a_copy
 from cosmati.planning.traffic import Traffic
 from cosmati.train.config import Sharding
 
@@ -57,6 +57,7 @@ def step_time(
     traffic: Traffic,
     device: Device,
     efficiency: float | None = None,
+    shards: int | None = None,
 ) -> StepTime:
     """Return how long a step takes.
 
@@ -67,6 +68,7 @@ def step_time(
         traffic: what a rank sends.
         device: of each rank.
         efficiency: share of the peak; None takes the one that this machine has reached, or on another `EFFICIENCY`.
+        shards: see `memory_of`.
     """
     leaves, own = leaves_of(parts.num_microbatches, ranks), device.shared(ranks)
     passes, peak = 2 if parts.again else 1, own.flops(parts.precision)
@@ -78,8 +80,8 @@ def step_time(
         efficiency = EFFICIENCY if efficiency is None else efficiency
         products = parts.flops / (peak * efficiency)
     one = max(products, launched)
+    cut = ranks_of_a_copy(ranks, sharding, shards)
     sharding = "replicated" if ranks == 1 else sharding
-    cut = 1 if sharding == "replicated" else ranks
     moved = (2 * (parts.learning + parts.state) + parts.gradients) / cut
     sending = traffic.total / own.bandwidth(ranks)
     # Consecutive microbatches are exchanged once, as the last one is differentiated; under full sharding, each.

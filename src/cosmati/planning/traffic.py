@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cosmati.planning.measuring import MeasuredParts
-from cosmati.planning.memory import leaves_of
+from cosmati.planning.memory import leaves_of, ranks_of_a_copy
 from cosmati.train.config import Sharding
 
 
@@ -29,17 +29,19 @@ class Traffic:
         return self.gradients + self.results + self.gathers
 
 
-def traffic_of(parts: MeasuredParts, ranks: int, sharding: Sharding) -> Traffic:
+def traffic_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int | None = None) -> Traffic:
     """Return what a rank sends in a step.
 
     Microbatches lie together on a rank (consecutive), so that a whole subtree is folded before anything is sent: as
     many bytes as a ring's all-reduce, 2 P (W - 1) / W. Under full sharding each microbatch is reduced at once, and
-    parameters are gathered for its forward and for its backward pass.
+    parameters are gathered for its forward and for its backward pass: among the ranks that hold a copy together. What
+    these have summed goes once a pass over those that hold the same part, as in a ring.
 
     Args:
         parts: as measured.
         ranks: W, which divides V.
         sharding: see `memory_of`.
+        shards: see `memory_of`.
 
     Raises:
         PlanError: W doesn't divide V.
@@ -47,8 +49,12 @@ def traffic_of(parts: MeasuredParts, ranks: int, sharding: Sharding) -> Traffic:
     leaves = leaves_of(parts.num_microbatches, ranks)
     passes = 2 if parts.again else 1
     if sharding == "full":
-        reduced = passes * leaves * ring_share(parts.gradients, ranks)
-        return Traffic(gradients=reduced, results=0, gathers=passes * 2 * leaves * ring_share(parts.parameters, ranks))
+        own = ranks_of_a_copy(ranks, sharding, shards)
+        over_replicas = passes * ring_share(-(-parts.gradients // own), ranks // own)
+        reduced = passes * leaves * ring_share(parts.gradients, own)
+        sent = parts.parameters if parts.gathered is None else parts.gathered
+        gathers = passes * 2 * leaves * ring_share(sent, own)
+        return Traffic(gradients=reduced + over_replicas, results=over_replicas, gathers=gathers)
     back = parts.gradients if sharding == "replicated" else parts.learning
     return Traffic(gradients=passes * ring_share(parts.gradients, ranks), results=passes * ring_share(back, ranks))
 

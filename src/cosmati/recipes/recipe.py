@@ -27,13 +27,13 @@ from cosmati.errors import CosmatiError, PlanError
 from cosmati.optim import Optimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import LEARNING_CADENCES, WITNESSING, RunConfig
+from cosmati.train.config import LEARNING_CADENCES, NEWER, WITNESSING, RunConfig
 from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
 _CONFIG = RunConfig()
-_OF_THE_RECORD = ("sensitive", "sharding", *LEARNING_CADENCES, *WITNESSING)
+_OF_THE_RECORD = ("sensitive", "sharding", "shard_ranks", *LEARNING_CADENCES, *WITNESSING)
 _NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts", *_OF_THE_RECORD)
 """What says where a run is kept, what it is called, what it was prepared with and refuses, and not how it trains."""
 
@@ -126,7 +126,11 @@ class Recipe:
             "evaluation": _label(self.evaluation) if self.evaluation else None,
             "optimizers": [_call(optimizer) for optimizer in self.optimizers],
             "methods": [describe(method) for method in self.methods],
-            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _NOT_OF_THE_TEXT},
+            "config": {
+                name: value
+                for name, value in dataclasses.asdict(self.config).items()
+                if name not in _NOT_OF_THE_TEXT and (name not in NEWER or value != NEWER[name])
+            },
             "policy": self.policy.digest.hex() if self.policy else None,
         }
         return json.dumps(facts, indent=1, default=str)

@@ -29,6 +29,9 @@ LEARNING_CADENCES = ("direction_every", "update_direction_every", "digests_every
 WITNESSING = ("witnesses", "witness_quorum", "ledger_profile")
 """Settings that say who cosigns the ledger, and nothing of how the run trains."""
 
+NEWER = {"gather_precision": "float32"}
+"""Settings that records of earlier releases don't have, by what they were: told only where they're another."""
+
 _PRECISIONS = {
     "float32": ("fp32", "32", "32-true"),
     "bfloat16": ("bf16", "bf16-mixed", "amp_bf16", "16-mixed", "fp16", "amp_fp16", "float16"),
@@ -67,7 +70,12 @@ class RunConfig(NamedSettings):
         sharding: what ranks share out, which changes no bit: `replicated` is nothing; `optimizer` its state (ZeRO-1),
             each rank steps its own part of the parameters; `full` parameters, gradients and state (FSDP2). A run may
             go on under another one, on other ranks.
+        shard_ranks: with `full`, how many ranks hold one copy together, a power of two; others hold further copies
+            (HSDP). None takes all ranks, and so do runs with fewer. It changes no bit either.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
+        gather_precision: `bfloat16` rounds the weights that a step's passes read, so that full sharding sends half the
+            bytes for them; parameters, gradients and sums stay as they are, and evaluations read weights whole. It
+            changes bits, under any sharding and on one rank alike.
         compile_blocks: compile each block of every `nn.ModuleList` or `nn.Sequential` by itself.
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
         deterministic: ask PyTorch for deterministic kernels while `fit` runs.
@@ -139,7 +147,9 @@ class RunConfig(NamedSettings):
     elastic: bool = False
     max_ranks: int = 1
     sharding: Sharding = "replicated"
+    shard_ranks: int | None = None
     precision: Precision = "float32"
+    gather_precision: Precision = "float32"
     compile_blocks: bool = False
     num_threads: int | None = None
     deterministic: bool = True
@@ -182,14 +192,11 @@ class RunConfig(NamedSettings):
                 "summed in a binary tree. Use 1, 2, 4, 8, ..."
             )
             raise PlanError(msg)
-        if self.precision not in ("float32", "bfloat16"):
-            found = [name for name, others in _PRECISIONS.items() if str(self.precision) in others]
-            here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
-            msg = f"Precision {self.precision!r} is not known. {here}."
-            raise PlanError(msg)
+        self._check_precisions()
         if self.sharding not in get_args(Sharding):
             msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
+        self._check_shards()
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
             raise PlanError(msg)
@@ -211,6 +218,29 @@ class RunConfig(NamedSettings):
             if getattr(self, name) < 1:
                 msg = f"RunConfig.{name} = {getattr(self, name)}; it must be at least 1."
                 raise PlanError(msg)
+
+    def _check_precisions(self) -> None:
+        for precision in (self.precision, self.gather_precision):
+            if precision not in ("float32", "bfloat16"):
+                found = [name for name, others in _PRECISIONS.items() if str(precision) in others]
+                here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
+                msg = f"Precision {precision!r} is not known. {here}."
+                raise PlanError(msg)
+
+    def _check_shards(self) -> None:
+        num = self.shard_ranks
+        if num is not None and (num < 2 or num & (num - 1)):
+            msg = (
+                f"RunConfig.shard_ranks = {num}: so many ranks hold one copy together, and gradients are summed in a "
+                "binary tree. Use 2, 4, 8, ...; where each rank is to hold a whole copy, sharding='replicated'."
+            )
+            raise PlanError(msg)
+        if num is not None and self.sharding != "full":
+            msg = (
+                f"RunConfig.shard_ranks = {num} says on how many ranks parameters are cut, and with "
+                f"sharding={self.sharding!r} they aren't. Use sharding='full', or leave it out."
+            )
+            raise PlanError(msg)
 
     def _check_learning(self) -> None:
         for name in LEARNING_CADENCES:
@@ -244,6 +274,11 @@ class RunConfig(NamedSettings):
         while chosen < self.max_ranks:
             chosen *= 2
         return chosen
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether a step's passes read weights rounded to bfloat16."""
+        return self.gather_precision == "bfloat16"
 
     def anchored(self) -> RunConfig:
         """Return the settings with the run folder's place from the root: the process may change its directory."""

@@ -352,7 +352,7 @@ class _Walk:
         declared = getattr(function, "forward_caches", ())
         skipped = {"__class__", "__wrapped__", "forward_caches", *declared, *self._declared.get(id(function), ())}
         for name, value in list(vars(function).items()):
-            if name not in skipped:
+            if name not in skipped and not name.startswith("_torchdynamo"):  # the compiler's marks
                 yield from self._at(
                     f"{path}.{name}", value, depth + _DATA, partial(vars(function).__setitem__, name), said
                 )

@@ -105,22 +105,22 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
-    layout, statistics = Whole(model, regions, ranks, num_microbatches), BatchNormStatistics(model)
+    layout = Whole(model, regions, ranks, num_microbatches, rounds=config.rounds_weights)
+    statistics, denied = BatchNormStatistics(model), denied_pairs(policy, class_map)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     refuse_untrained(losses := [turn.loss for turn in turns], model)
-    denied = denied_pairs(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
     isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
     facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
-    facts = replace(facts, provenance=provenance_of(given, artifacts))
-    plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
+    plan = make_plan(given.methods, replace(facts, provenance=provenance_of(given, artifacts)))
+    plan = without_named(plan, model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
     cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)
     if config.compile_blocks:
-        compile_blocks(model)
+        compile_blocks(model, is_sharded=ranks.in_lockstep)
     assembly = Assembly(
         model=model,
         layout=cut,

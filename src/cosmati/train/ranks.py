@@ -31,17 +31,22 @@ class Ranks:
 
     Microbatches are dealt out in runs: each rank takes `run` consecutive ones, then each takes as many again. That's a
     choice of cost, never of bits. Consecutive ones are a whole subtree, which a rank folds by itself and exchanges
-    once; with runs of 1 (0, W, 2W, ...) all ranks can reduce each slot's microbatches at once.
+    once; with runs of 1 (0, W, 2W, ...) all ranks can reduce each slot's microbatches at once. Groups of ranks take
+    consecutive ones too, and deal these out within: a group's are a whole subtree.
 
     Attributes:
+        group: of processes that this is a place in; None for all of them.
         run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
+        num_together: consecutive ranks that deal out consecutive microbatches among themselves; 0 for all ranks.
         has_met: whether the user's own code calls collectives, as far as is known.
         num_early: collectives that were begun while the user's code ran, and aren't its own.
         in_lockstep: passes through the model exchange weights and gradients by themselves, on all ranks alike.
         together: stands around passes that some ranks have more of, where they're in lockstep.
     """
 
+    group: dist.ProcessGroup | None = None
     run = 0
+    num_together = 0
     num_early = 0
     in_lockstep: bool = False
     together: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
@@ -64,24 +69,37 @@ class Ranks:
         ranks.is_parallel, ranks.world, ranks.rank = False, 1, 0
         return ranks
 
-    def share_out(self, num_microbatches: int, *, is_strided: bool = False) -> None:
+    @classmethod
+    def within(cls, group: dist.ProcessGroup) -> Ranks:
+        """Return this process's place in a group of some ranks."""
+        ranks = cls.alone()
+        ranks.group, ranks.rank, ranks.world = group, dist.get_rank(group), dist.get_world_size(group)
+        ranks.is_parallel = ranks.world > 1
+        return ranks
+
+    def share_out(self, num_microbatches: int, *, is_strided: bool = False, num_together: int = 0) -> None:
         """Fix the runs in which a step's V microbatches are dealt out, and multiples of V where they are cut.
 
         Args:
             num_microbatches: V.
             is_strided: in runs of 1.
+            num_together: consecutive ranks that deal out consecutive ones, which divides W; 0 for all ranks.
 
         Raises:
             PlanError: the number of ranks doesn't divide V.
         """
         self.mine(num_microbatches)
+        self.num_together = num_together
         self.run = 1 if is_strided else num_microbatches // self.world
 
     def slots(self, num_microbatches: int) -> list[list[int]]:
         """Return for each slot the microbatches that ranks run in it, in the order of ranks."""
-        run = self.run or num_microbatches // self.world
-        starts = range(0, num_microbatches, run * self.world)
-        return [[start + rank * run + i for rank in range(self.world)] for start in starts for i in range(run)]
+        run, together = self.run or num_microbatches // self.world, self.num_together or self.world
+        of_group = num_microbatches * together // self.world
+        firsts = [group + rank * run for group in range(0, num_microbatches, of_group) for rank in range(together)]
+        return [
+            [start + first + i for first in firsts] for start in range(0, of_group, run * together) for i in range(run)
+        ]
 
     def mine(self, num_microbatches: int) -> list[int]:
         """Return the microbatches that this rank runs, in order.
@@ -110,15 +128,16 @@ class Ranks:
         if not self.is_parallel:
             return rows
         run = self.run or len(rows)
-        gathered = self.gather_by_rank(rows).view(self.world, -1, run, *rows.shape[1:])
-        return gathered.transpose(0, 1).reshape(-1, *rows.shape[1:])
+        by_rank = self.gather_by_rank(rows)
+        gathered = by_rank.view(-1, self.num_together or self.world, len(rows) // run, run, *rows.shape[1:])
+        return gathered.transpose(1, 2).reshape(-1, *rows.shape[1:])
 
     def gather_by_rank(self, rows: Tensor) -> Tensor:
         """Return each rank's rows [n, ...], one rank after the other: [W * n, ...], the same on every rank."""
         if not self.is_parallel:
             return rows
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
-        all_gather(gathered, rows.contiguous())
+        all_gather(gathered, rows.contiguous(), group=self.group)
         return gathered
 
     @property
@@ -250,7 +269,7 @@ class Ranks:
         if not self.is_parallel:
             return flag
         value = torch.tensor([float(flag)], device=_device())
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
         return bool(value.item())
 
 
@@ -260,14 +279,20 @@ def _leave_group() -> None:
         dist.destroy_process_group()
 
 
-def all_gather(gathered: Tensor, own: Tensor, *, is_async: bool = False) -> Any:  # noqa: ANN401  (PyTorch's work)
+def all_gather(gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None = None, is_async: bool = False) -> Any:  # noqa: ANN401  (PyTorch's work)
     """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one.
+
+    Args:
+        gathered: [W * n], what is received.
+        own: [n].
+        group: of the ranks; None for all.
+        is_async: don't wait.
 
     Returns:
         What is to be waited for, where it is asynchronous.
     """
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-    return getattr(dist, name)(gathered, own, async_op=is_async)
+    return getattr(dist, name)(gathered, own, group=group, async_op=is_async)
 
 
 def _device() -> torch.device:

@@ -17,7 +17,7 @@ from cosmati.core.later import told_fields
 from cosmati.core.method import Method
 from cosmati.core.plan import Plan, describe
 from cosmati.train.assembly import Turn
-from cosmati.train.config import WITNESSING
+from cosmati.train.config import NEWER, WITNESSING
 from cosmati.train.identity import CADENCES, describe_loss, describe_model, describe_source, identify
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.options import Described, describe_option, public_scalars
@@ -31,6 +31,7 @@ def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> di
         for f in dataclasses.fields(given.config)
         if f.name not in {*_NEUTRAL, *CADENCES, "num_microbatches"}
     }
+    config = {name: value for name, value in config.items() if name not in NEWER or value != NEWER[name]}
     policy = given.policy.digest.hex() if given.policy else None
     return {
         **config,
@@ -49,6 +50,7 @@ _NEUTRAL = (
     "progress",
     "max_ranks",
     "sharding",
+    "shard_ranks",
     "elastic",
     "change",
     "load_weights",

@@ -17,11 +17,13 @@ from cosmati.optim.piecewise import demands_of
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
+from cosmati.train.compiled_blocks import compiled_blocks
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.shard_cut import refuse_uncuttable
 from cosmati.train.ranks import Ranks
+from cosmati.train.user_code import HOOKS
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
 """Optimizers that move each element by itself: on a rank's rows as on the whole."""
@@ -54,11 +56,17 @@ def sharded_as_asked(
         PlanError: an optimizer can't be shared out, or parameters share memory; or something of the run hasn't been
             tried under full sharding, or can't be cut by rows. On one rank too, since a run may go on with more.
     """
+    if given.config.rounds_weights and plan.facts.num_microbatches == 1:
+        msg = (
+            "gather_precision='bfloat16' is of weights that ranks gather from one another, and V = 1 microbatch a step "
+            "runs on one rank. Set RunConfig(num_microbatches=...) to a power of two above 1, or leave it out."
+        )
+        raise PlanError(msg)
     if given.config.sharding != "replicated":
         _refuse_overlaps(model)
     if given.config.sharding == "optimizer":
         optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
-        return _shared_out(model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
+        return _shared_out(given, model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
     if given.config.sharding != "full":
         return layout, turns
     _refuse_untried(given, model, ranks, packed=plan.facts.packed)
@@ -90,6 +98,7 @@ def _refuse_overlaps(model: nn.Module) -> None:
 
 
 def _shared_out(
+    given: Ingredients,
     model: nn.Module,
     regions: Regions,
     ranks: Ranks,
@@ -101,7 +110,7 @@ def _shared_out(
         for optimizer in optimizers:
             demands_of(optimizer)
         return layout
-    shared = OptimizerSharded(model, regions, ranks, num_microbatches)
+    shared = OptimizerSharded(model, regions, ranks, num_microbatches, rounds=given.config.rounds_weights)
     shared.rehome(optimizers)
     return shared
 
@@ -110,7 +119,7 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
     """Refuse what nobody has tried under full sharding, at any number of ranks: a run may go on with more."""
     config, device = given.config, next(model.parameters()).device
     wrong = [] if device.type == "cpu" else [f"device {device.type}"]
-    wrong += ["compile_blocks=True"] if config.compile_blocks else []
+    wrong += ["compile_blocks=True of blocks that have hooks"] if config.compile_blocks and _has_hooks(model) else []
     wrong += ["entropy_every"] if config.entropy_every else []
     wrong += ["several sub-steps"] if not callable(given.loss) else []
     wrong += ["modules of one class alone"] if isolated_modules(model) else []
@@ -133,6 +142,12 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
         raise PlanError(msg)
 
 
+def _has_hooks(model: nn.Module) -> bool:
+    """Say whether a block that is to be compiled has hooks: on one rank they're in its graph, and sharded beside it."""
+    blocks = compiled_blocks(model)
+    return any(getattr(block, kind, None) for block in blocks for kind in HOOKS)
+
+
 def _cut(
     given: Ingredients,
     model: nn.Module,
@@ -145,7 +160,9 @@ def _cut(
     from cosmati.train.layout.sharded import Sharded
 
     configured = [optimizer for optimizer in given.optimizers if isinstance(optimizer, Optimizer)]
-    layout = Sharded(model, regions, ranks, num_microbatches)
+    # With fewer ranks than a copy is meant to lie on, all of them hold one.
+    num_shards = min(given.config.shard_ranks or ranks.world, ranks.world)
+    layout = Sharded(model, regions, ranks, num_microbatches, num_shards, rounds=given.config.rounds_weights)
     names = [p.name for p in layout.parameters]
     of_turns = {id(scheduled): scheduled for turn in turns for scheduled in turn.optimizers}
     moved: dict[int, ScheduledOptimizer] = {}

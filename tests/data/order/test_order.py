@@ -351,6 +351,34 @@ def test_plans_of_nothing_are_refused(rows: int, num_microbatches: int, tail: Ta
         RoutePlan([Group(rows=5)], rows=rows, num_microbatches=num_microbatches, route_pure=False, tail=tail)
 
 
+@pytest.mark.parametrize("tail", ["carry", "pad", "drop"])
+def test_sorted_steps_have_the_same_microbatches_by_class_and_band(tail: Tail) -> None:
+    groups = [Group(rows=90, class_id=1), Group(rows=31, class_id=0, band=1), Group(rows=57, class_id=0)]
+    phases = [Stretch(70, (3, 1, 1)), Stretch(None, (1, 2, 1))] if tail == "carry" else None
+    dealt, by_class = (
+        RoutePlan(
+            groups, rows=3, num_microbatches=8, route_pure=True, tail=tail, phases=phases, sort_by_class=is_sorted
+        )
+        for is_sorted in (False, True)
+    )
+    were_mixed = False
+    for step in range(3 * dealt.steps_per_epoch):
+        bands = [(dealt.class_of(step, i), dealt.band_of(step, i), i) for i in range(8)]
+        were_mixed |= bands != sorted(bands)
+        for index, (class_id, band, place) in enumerate(sorted(bands)):
+            assert (by_class.class_of(step, index), by_class.band_of(step, index)) == (class_id, band)
+            assert str(by_class.microbatch(step, index)) == str(dealt.microbatch(step, place))
+    assert were_mixed
+
+
+def test_a_plan_of_mixed_microbatches_has_nothing_to_sort() -> None:
+    groups = [Group(rows=40, class_id=1), Group(rows=24, class_id=0)]
+    plans = [
+        RoutePlan(groups, rows=2, num_microbatches=4, route_pure=False, sort_by_class=one) for one in (False, True)
+    ]
+    assert microbatches(plans[0], 8) == microbatches(plans[1], 8)
+
+
 GOLDEN: dict[tuple[int, Tail], str] = {
     (1, "carry"): "f93c657051f2ef446abccae378b6c4e46d02bdb05d2383fab60562ba5ed9b3b3",
     (1, "pad"): "dbf69b855385290a250e868ad4bea467764be2684f755762b5350aa28a451f82",

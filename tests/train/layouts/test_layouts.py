@@ -23,8 +23,9 @@ KINDS = {
     "optimizers shared out on four ranks": ("shared out", 4),
     "sharded on two ranks": ("sharded", 2),
     "sharded on four ranks": ("sharded", 4),
+    "copies of shards on four ranks": ("copies", 4),
 }
-MINE = ([0, 1, 2, 3], [0, 1], [0, 1], [0], [0, 2], [0])
+MINE = ([0, 1, 2, 3], [0, 1], [0, 1], [0], [0, 2], [0], [0])
 EVERY_KIND = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] if world == 4 else []) for kind, (_, world) in KINDS.items()]
 )

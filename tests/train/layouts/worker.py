@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,12 @@ from cosmati.train.ranks import Ranks
 V = 4
 ROUTES = ((1.0, 1.0), (0.0, 1.0), (1.0, 0.3), (0.0, 0.5))
 NEAR_OUTPUT_ALONE = ((0.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.25))
-KINDS: dict[str, Callable[..., Layout]] = {"whole": Whole, "shared out": OptimizerSharded, "sharded": Sharded}
+KINDS: dict[str, Callable[..., Layout]] = {
+    "whole": Whole,
+    "shared out": OptimizerSharded,
+    "sharded": Sharded,
+    "copies": partial(Sharded, num_shards=2),
+}
 DENOMINATORS = torch.tensor([3.0, 7.0], dtype=torch.float64)
 
 
@@ -145,7 +151,8 @@ def exercise(kind: str) -> dict[str, Any]:
     }
     root, norms = run_pass(layout, model, data, ROUTES, everything)
     # Of what all hold, all say the same.
-    last = root.cut.anywhere(ranks.rank == ranks.world - 1 or isinstance(root.cut, Uncut))
+    among = layout.shards if isinstance(layout, Sharded) else ranks
+    last = root.cut.anywhere(among.rank == among.world - 1 or isinstance(root.cut, Uncut))
     found["said by the last"] = [last, root.cut.anywhere(flag=False)]
     found |= {"root": whole(root), "leaf norms": digest(norms), "norm": digest(root.norm())}
     found["norm by region"] = {str(r): digest(n) for r, n in root.norm_by_region().items()}

@@ -2,6 +2,7 @@
 
 Rank 0 writes what came out of each as JSON. STOP 0 goes to the end. Where the environment has KILLED, `RANKS AT WHEN`,
 each of these ranks kills itself at that exchange with others, `before` it or `after`; KILLED=none only counts them.
+V and SHARD_RANKS are settings.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from cosmati.train.layout.whole import Whole
 from cosmati.train.observers import Observer
 from cosmati.train.observers.monitors.norms import parameter_groups
 from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -107,6 +109,38 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Smooth(nn.Module):
+    """Two blocks that can be compiled in every shape of the tests: few, and without statistics."""
+
+    def __init__(self, is_saving: bool = False) -> None:
+        super().__init__()
+        self.is_saving = is_saving
+        self.stem = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList([SmoothBlock() for _ in range(2)])
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.is_saving else block(x)
+        return self.head(x)
+
+
+class SmoothBlock(nn.Module):
+    """A normalised block, with a parameter beside its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(7)
+        self.up = nn.Linear(7, 9)
+        self.down = nn.Linear(9, 7, bias=False)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(nn.functional.gelu(self.up(self.norm(x))), 0.2, self.training)
+        return x + self.scale * self.down(hidden)
+
+
 class Saved(Net):
     """Blocks that are run anew in backward, whole."""
 
@@ -142,17 +176,44 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizers": SGD(lr=0.1, momentum=0.9, weight_decay=0.01, schedule=Cosine())},
     "adamw": {"optimizers": ADAMW},
     "bfloat16": {"optimizers": ADAMW, "precision": "bfloat16", "methods": [MixUp(), LabelSmoothing(smoothing=0.1)]},
+    "rounded routed": {
+        "optimizers": Muon(lr=0.02),
+        "policy": True,
+        "precision": "bfloat16",
+        "gather_precision": "bfloat16",
+        "methods": [SAM(interval=2)],
+    },
     "averaged": {"optimizers": ADAMW, "methods": [MixUp(), CLIPPED, EMA(half_life="3ba")]},
     "sam": {"optimizers": SGD(lr=0.1, momentum=0.9), "methods": [SAM(interval=2), CLIPPED]},
     "swa": {"optimizers": SGDW(lr=0.05), "methods": [SWA(swa_start="0.3dur", update_interval="1ba")]},
     "frozen": {"optimizers": ADAMW, "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
     "tied": {"optimizers": ADAMW, "model": Tied, "methods": [EMA(half_life="3ba")]},
+    "tied rounded": {
+        "optimizers": ADAMW,
+        "model": Tied,
+        "gather_precision": "bfloat16",
+        "methods": [EMA(half_life="3ba")],
+    },
+    "compiled": {"optimizers": ADAMW, "model": Smooth, "compile_blocks": True},
+    "compiled bn": {"optimizers": ADAMW, "model": lambda: Net(blocks=1), "compile_blocks": True},
+    "as compiled": {"optimizers": ADAMW, "model": Smooth},
+    "compiled saved": {"optimizers": Muon(lr=0.02), "model": lambda: Smooth(is_saving=True), "compile_blocks": True},
+    "compiled routed": {
+        "optimizers": ADAMW,
+        "model": Smooth,
+        "policy": True,
+        "precision": "bfloat16",
+        "gather_precision": "bfloat16",
+        "methods": [CLIPPED],
+        "compile_blocks": True,
+    },
     "saved": {"optimizers": ADAMW, "model": Saved},
     "saved within": {"optimizers": ADAMW, "model": lambda: Net(is_saving=True)},
     "double": {"optimizers": ADAMW, "model": lambda: Net().double()},
     "everything": {"optimizers": ADAMW, "policy": True, "methods": [SAM(interval=2), CLIPPED, EMA(half_life="3ba")]},
     "routed": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")]},
     "routed sam": {"optimizers": Muon(lr=0.02), "policy": True, "methods": [SAM(interval=2)]},
+    "sorted": {"optimizers": ADAMW, "policy": True, "methods": [CLIPPED, EMA(half_life="3ba")], "sort_by_class": True},
     "muon": {"optimizers": Muon(lr=0.02, weight_decay=0.1, schedule=Cosine()), "methods": [CLIPPED]},
     "muon in bfloat16": {"optimizers": Muon(lr=0.02, bfloat16=True)},
     "normuon": {"optimizers": NorMuon(lr=0.02)},
@@ -164,6 +225,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cautious": {"optimizers": AdamW(lr=1e-2, weight_decay=0.1, cautious=True)},
     "hyperball": {"optimizers": AdamW(lr=1e-2, weight_decay=0.0, hyperball=True, parameters=matrices)},
 }
+
+COMPILED = tuple(case for case, given in CASES.items() if given.get("compile_blocks"))
 
 
 class Looks(Observer):
@@ -190,6 +253,7 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
     if optimizers[0].parameters != "*":
         optimizers.append(AdamW(lr=1e-2))
     named = {"class_ids": torch.arange(120) // 7 % 3, "class_names": ("open", "doubtful", "closed"), "tail": "pad"}
+    named["sort_by_class"] = given.get("sort_by_class", False)
     is_routed = "policy" in given
     return Trainer(
         model,
@@ -203,11 +267,14 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
         observers=[StopAt(stop), Looks()],
         config=RunConfig(
             budget=f"{STEPS}ba",
-            num_microbatches=4,
+            num_microbatches=int(os.environ.get("V", "4")),
             num_threads=1,
             run_folder=folder / case.replace(" ", "-"),
             precision=given.get("precision", "float32"),
+            compile_blocks=given.get("compile_blocks", False),
+            gather_precision=given.get("gather_precision", "float32"),
             sharding=sharding,
+            shard_ranks=int(os.environ["SHARD_RANKS"]) if "SHARD_RANKS" in os.environ else None,
             ledger=True,
             details_every=2,
             update_norm_every=2,
@@ -221,8 +288,12 @@ def make_trainer(case: str, folder: Path, stop: int, sharding: str) -> Trainer:
 
 def control(kind: str) -> None:
     """Sum otherwise than in the tree."""
+    if kind == "scattered replicas":  # The two shards of each run 0 and 2, or 1 and 3.
+        Ranks.slots = lambda *_: [[0, 2, 1, 3]]
+        Ranks.gather = lambda self, rows: self.gather_by_rank(rows)[[0, 2, 1, 3]]
+        return
 
-    def scatter(output: Tensor, flat: Tensor) -> None:
+    def scatter(output: Tensor, flat: Tensor, _: object) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
         parts = [torch.empty_like(flat) for _ in range(world)]
         dist.all_gather(parts, flat)
@@ -284,6 +355,8 @@ def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
         private.mkdir(parents=True)
         RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
         create_secret(private / SALT_FILE, bytes(32))
+    if case in COMPILED:
+        torch._dynamo.reset()  # blocks of all cases count towards one limit
     trainer = make_trainer(case, folder, stop, sharding)
     result = trainer.fit()
     layouts: dict[str, type] = {"replicated": Whole, "optimizer": OptimizerSharded, "full": sharded_layout.Sharded}
@@ -315,6 +388,8 @@ def main() -> None:
     torch.set_num_threads(1)
     # FSDP2 itself calls what PyTorch 2.13 has renamed.
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    if any(case in COMPILED for case in cases):
+        warnings.simplefilter("ignore")  # what a first compilation imports, and looks at
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     if "CONTROL" in os.environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.processes import launch_ranks
-from tests.train.sharding.full_worker import CASES
+from tests.train.sharding.full_worker import CASES, COMPILED
 
-QUICK = ("everything", "muon", "tied")
+QUICK = ("everything", "muon", "tied rounded")
 
 
 def launch(
@@ -41,12 +42,35 @@ def test_two_ranks_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any
     assert launch(tmp_path, 2, QUICK) == alone
 
 
+def test_replicas_of_shards_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any) -> None:
+    cases = ("everything", "muon")
+    assert launch(tmp_path, 4, cases, SHARD_RANKS="2") == {case: plain(QUICK)[case] for case in cases}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "shards"), [(4, 2), (8, 2), (8, 4)])
+def test_replicas_fold_subtrees_of_several_slots(tmp_path: Path, world: int, shards: int) -> None:
+    for name in ("plain", "cut"):
+        (tmp_path / name).mkdir()
+    alone = launch(tmp_path / "plain", 1, QUICK, sharding="replicated", V="8")
+    assert launch(tmp_path / "cut", world, QUICK, V="8", SHARD_RANKS=str(shards)) == alone
+
+
+@pytest.mark.slow
+def test_replicas_that_take_every_other_microbatch_give_other_bits(tmp_path: Path, plain: Any) -> None:
+    """The control: what meets within a replica isn't a subtree."""
+    found = launch(tmp_path, 4, ("everything",), SHARD_RANKS="2", CONTROL="scattered replicas")
+    assert found["everything"]["model"] != plain(QUICK)["everything"]["model"]
+
+
 @pytest.mark.slow
 def test_ranks_and_sharding_may_change_in_mid_run(tmp_path: Path, plain: Any) -> None:
     cases = ("everything", "muon")
     first = launch(tmp_path, 4, cases, stop=2)
     assert {(facts["outcome"], facts["step"]) for facts in first.values()} == {("stopped", 2)}
-    launch(tmp_path, 2, cases, stop=4)
+    launch(tmp_path, 2, cases, stop=3)
+    launch(tmp_path, 4, cases, stop=4, SHARD_RANKS="2")
+    launch(tmp_path, 2, cases, stop=5, SHARD_RANKS="4")
     assert launch(tmp_path, 1, cases, sharding="replicated") == {case: plain(QUICK)[case] for case in cases}
 
 
@@ -65,10 +89,12 @@ def test_what_the_tree_prevents_happens_without_it(tmp_path: Path, plain: Any, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_each_case_has_the_bits_of_one_plain_process(tmp_path: Path, plain: Any, world: int) -> None:
-    cases = tuple(CASES)
-    alone, found = plain(cases), launch(tmp_path, world, cases)
+@pytest.mark.parametrize(("world", "more"), [(2, {}), (4, {}), (4, {"SHARD_RANKS": "2"})])
+def test_each_case_has_the_bits_of_one_plain_process(
+    tmp_path: Path, plain: Any, world: int, more: dict[str, str]
+) -> None:
+    cases = tuple(case for case in CASES if case not in COMPILED)
+    alone, found = plain(cases), launch(tmp_path, world, cases, **more)
     assert {case for case in cases if found[case] != alone[case]} == set()
 
 
@@ -77,3 +103,15 @@ def test_fifty_runs_of_two_ranks_end_well(tmp_path: Path, plain: Any) -> None:
     for number in range(50):
         (tmp_path / str(number)).mkdir()
         assert launch(tmp_path / str(number), 2, ("everything",))["everything"] == plain(QUICK)["everything"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize(("world", "more"), [(2, {}), (4, {"SHARD_RANKS": "2"})])
+def test_compiled_blocks_have_the_bits_of_one_plain_process(
+    tmp_path: Path, plain: Any, world: int, more: dict[str, str]
+) -> None:
+    alone = plain(COMPILED)
+    assert launch(tmp_path, world, COMPILED, **more) == alone
+    eager = plain(("as compiled",))["as compiled"]
+    assert alone["compiled"]["model"] != eager["model"], "they are compiled"

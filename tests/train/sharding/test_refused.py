@@ -36,7 +36,6 @@ def planned(**changed: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"compile_blocks": True}, "compile_blocks"),
         ({"entropy_every": 1}, "entropy_every"),
         ({"optimizers": AdamW(lr=1e-2, fused=True)}, r"AdamW\(fused=True\)"),
         ({"optimizers": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)}, "already built"),
@@ -46,6 +45,15 @@ def planned(**changed: Any) -> Trainer:
 def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(PlanError, match=f"(?s)sharding='full' hasn't been tried with.*{named}"):
         planned(**changed)
+
+
+def test_blocks_are_compiled_beside_their_hooks_and_others_hooks_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    data = InMemory((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)), 8)
+    config = RunConfig(budget="1ba", num_microbatches=2, sharding="full", compile_blocks=True)
+    model[2].register_forward_hook(lambda *_: None)
+    with pytest.raises(PlanError, match="compile_blocks=True of blocks that have hooks"):
+        Trainer(model, Classification(3), data, optimizers=AdamW(lr=1e-2), config=config)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +115,23 @@ def test_gradient_norms_are_refused_where_optimizers_hold_pieces() -> None:
 def test_an_unknown_sharding_is_refused() -> None:
     with pytest.raises(PlanError, match="Use 'replicated', 'optimizer' or 'full'"):
         RunConfig(sharding="zero3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, -2])
+def test_a_copy_lies_on_a_power_of_two_of_ranks(num: int) -> None:
+    with pytest.raises(PlanError, match=f"shard_ranks = {num}.*Use 2, 4, 8"):
+        RunConfig(sharding="full", shard_ranks=num)
+
+
+def test_what_is_not_cut_lies_on_no_number_of_ranks() -> None:
+    with pytest.raises(PlanError, match=r"shard_ranks = 2 .*sharding='optimizer' they aren't"):
+        RunConfig(sharding="optimizer", shard_ranks=2)
+
+
+def test_on_how_many_ranks_a_copy_lies_is_no_part_of_the_run() -> None:
+    torch.manual_seed(0)
+    alone = planned().prepared.identity
+    torch.manual_seed(0)
+    cut = planned(shard_ranks=4)
+    assert cut.prepared.identity == alone
+    assert cut.fit().outcome == "completed"

@@ -128,6 +128,7 @@ def make_trainer(case: str, folder: Path | None, sharding: Any, watch: Watch) ->
             num_threads=1,
             run_folder=folder,
             sharding=sharding,
+            gather_precision="bfloat16" if case == "routed" else "float32",
             checkpoint_every="2ba" if "DIES_AT" in os.environ else None,
             ledger=False,
         ),

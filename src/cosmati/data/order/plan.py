@@ -7,6 +7,7 @@ long-run proportion, and within a class its sources' rows are.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -83,6 +84,7 @@ class RoutePlan:
             from one of its epochs into the next. `pad`: every row exactly once an epoch, the rest tombstones. `drop`:
             they're left out until the next epoch, which has others.
         phases: a curriculum: weight of each source by span of rows, in place of rows times repeat; with `carry` only.
+        sort_by_class: sort each step's microbatches by class and band.
 
     Raises:
         DataError: there is nothing to visit, `rows` or `num_microbatches` is below 1, or, with `drop`, no step can be
@@ -98,6 +100,7 @@ class RoutePlan:
         route_pure: bool,
         tail: Tail = "carry",
         phases: Sequence[Stretch] | None = None,
+        sort_by_class: bool = False,
     ) -> None:
         if rows < 1 or num_microbatches < 1 or tail not in get_args(Tail):
             msg = (
@@ -107,7 +110,7 @@ class RoutePlan:
             raise DataError(msg)
         if phases and tail != "carry":
             raise DataError("A curriculum has no epochs to pad or to drop from. Use tail='carry'.")
-        self.rows, self.num_microbatches, self.tail = rows, num_microbatches, tail
+        self.rows, self.num_microbatches, self.tail, self.sort_by_class = rows, num_microbatches, tail, sort_by_class
         keys = sorted({(g.class_id, g.band) for g in groups if g.rows and g.repeat}) if route_pure else [None]
         self._streams: list[_Stream] = []
         self._units: Interleave | PhasedInterleave
@@ -124,7 +127,7 @@ class RoutePlan:
         self.num_rows = math.floor(sum(visits))
         per_step = rows * num_microbatches
         if tail == "carry":
-            self._units = PhasedInterleave(self._unit_phases(visits, phases))
+            self._units, self._num_units = PhasedInterleave(self._unit_phases(visits, phases)), sys.maxsize
             self.steps_per_epoch = max(1, self.num_rows // per_step)
             return
         # Where a repeat makes a fraction of a visit, epochs differ by one row: the longest fits, the shortest fills.
@@ -137,8 +140,7 @@ class RoutePlan:
                 "or tail='carry' or 'pad'."
             )
             raise DataError(msg)
-        self._num_units = sum(units)
-        self._units = Interleave(units)
+        self._units, self._num_units = Interleave(units), sum(units)
 
     def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[Stretch] | None) -> list[Stretch]:
         """Return the streams' weights by span of units; a span ends with the unit that its last row is in."""
@@ -154,15 +156,14 @@ class RoutePlan:
 
     def _unit(self, step: int, index: int) -> tuple[int, _Stream, int | None]:
         """Return epoch (0 where none ends), stream and number of the unit in the stream's epoch; None if it's empty."""
-        if self.tail == "carry":
-            epoch, unit = 0, step * self.num_microbatches + index
-        else:
-            epoch, in_epoch = divmod(step, self.steps_per_epoch)
-            unit = in_epoch * self.num_microbatches + index
-        is_empty = self.tail == "pad" and unit >= self._num_units
+        epoch, in_epoch = (0, step) if self.tail == "carry" else divmod(step, self.steps_per_epoch)
+        places = range(self.num_microbatches) if self.sort_by_class else [index]
+        units = in_epoch * self.num_microbatches + np.asarray(places)
+        is_empty = units >= self._num_units
         # A microbatch of tombstones takes the class of the last real one: it needs some route, and weighs nothing.
-        stream, number = self._units.locate(np.asarray([self._num_units - 1 if is_empty else unit]))
-        return epoch, self._streams[int(stream[0])], None if is_empty else int(number[0])
+        streams, numbers = self._units.locate(np.minimum(units, self._num_units - 1))
+        place = int(np.argsort(streams, kind="stable")[index]) if self.sort_by_class else 0
+        return epoch, self._streams[int(streams[place])], None if is_empty[place] else int(numbers[place])
 
     def class_of(self, step: int, index: int) -> int | None:
         """Return the class of a microbatch, without looking at rows."""

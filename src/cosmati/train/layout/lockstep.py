@@ -25,7 +25,7 @@ class Lockstep:
     """Exchanges of all ranks, in one order.
 
     Args:
-        ranks: the data-parallel ranks.
+        ranks: those that gather from one another.
         accompany: takes part in the exchange of a number for a rank that doesn't run it itself.
     """
 

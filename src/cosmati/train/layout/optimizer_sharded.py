@@ -33,10 +33,13 @@ class OptimizerSharded(Whole):
         regions: of its trainable parameters.
         ranks: the data-parallel ranks, more than one.
         num_microbatches: V.
+        rounds: passes read weights rounded to bfloat16.
     """
 
-    def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
-        super().__init__(model, regions, ranks, num_microbatches)
+    def __init__(
+        self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, *, rounds: bool = False
+    ) -> None:
+        super().__init__(model, regions, ranks, num_microbatches, rounds=rounds)
         self._held: dict[int, nn.Parameter] = {p.index: p.tensor for p in self.parameters}
         self._cut = OwnedCut(ranks, self.parameters, ())
 

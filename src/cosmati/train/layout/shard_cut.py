@@ -25,7 +25,7 @@ class RowsCut:
 
     Attributes:
         shape: of the whole parameter, of one dimension at least.
-        world: number of ranks.
+        world: number of ranks that have a piece.
     """
 
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class RowCut:
 
     Args:
         rows: how each parameter is cut, by name.
-        ranks: the data-parallel ranks.
+        ranks: those that hold one copy together.
     """
 
     def __init__(self, rows: Mapping[str, RowsCut], ranks: Ranks) -> None:
@@ -97,7 +97,7 @@ class RowCut:
         padded = piece.new_zeros(cut.padded)
         padded[: piece.numel()].copy_(piece.detach().reshape(-1))
         gathered = piece.new_empty(cut.world * cut.padded)
-        all_gather(gathered, padded)
+        all_gather(gathered, padded, group=self._ranks.group)
         return gathered[: math.prod(cut.shape)].view(cut.shape)
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
@@ -135,15 +135,18 @@ class RowCut:
             for name, part in zip(own, received, strict=True)
         }
 
-    @staticmethod
     def _exchanged(
-        sent: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]], like: Tensor
+        self, sent: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]], like: Tensor
     ) -> list[tuple[Tensor, ...]]:
         """Send flat tensors to each rank, and return those that each has sent."""
         out = torch.cat([like.new_empty(0), *(tensor for own in sent for tensor in own)])
         received = like.new_empty(sum(map(sum, sizes)))
         dist.all_to_all_single(
-            received, out, [sum(own) for own in sizes], [sum(tensor.numel() for tensor in own) for own in sent]
+            received,
+            out,
+            [sum(own) for own in sizes],
+            [sum(tensor.numel() for tensor in own) for own in sent],
+            group=self._ranks.group,
         )
         flat: Iterator[Tensor] = iter(received.split([size for own in sizes for size in own]))
         return [tuple(next(flat) for _ in own) for own in sizes]

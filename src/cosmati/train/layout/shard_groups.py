@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.layout.lockstep import Lockstep
+from cosmati.train.layout.rounded import gather_weights
 from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.layout.tree import Tree
 from cosmati.train.ranks import Ranks, all_gather
@@ -62,13 +63,29 @@ class ShardGroup:
         return found
 
 
+def split(ranks: Ranks, num_shards: int, device: torch.device) -> tuple[Ranks, Ranks]:
+    """Return this rank's place among those that hold one copy together, and among those that hold what it holds.
+
+    Args:
+        ranks: all of them.
+        num_shards: consecutive ranks that hold a copy, which divides their number.
+        device: of the model.
+    """
+    if num_shards == ranks.world:
+        return ranks, Ranks.alone()
+    mesh = init_device_mesh(device.type, (ranks.world // num_shards, num_shards), mesh_dim_names=("replica", "shard"))
+    return Ranks.within(mesh.get_group("shard")), Ranks.within(mesh.get_group("replica"))
+
+
 def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGroup]:
-    """Cut a model over the ranks, block by block, and return the groups."""
+    """Cut a model over the ranks that hold a copy together, block by block, and return the groups."""
     named = dict(model.named_parameters())
     blocks = blocks_in(model)
     rows = {name: RowsCut(tuple(p.shape), ranks.world) for name, p in named.items()}
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
-    mesh = init_device_mesh(device.type, (ranks.world,))
+    group = ranks.group or dist.group.WORLD
+    assert group is not None, "several ranks are a group"
+    mesh = DeviceMesh.from_group(group, device.type)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # The outermost too: what stays gathered after an evaluation would be trained on as it was then.
@@ -103,18 +120,20 @@ class GroupGather(_Allocated):
     Args:
         group: of parameters.
         lockstep: of all ranks.
+        rounds: whether weights are sent in bfloat16 now.
     """
 
-    def __init__(self, group: ShardGroup, lockstep: Lockstep) -> None:
+    def __init__(self, group: ShardGroup, lockstep: Lockstep, rounds: Callable[[], bool]) -> None:
         self._number = 2 * group.number
         self._lockstep = lockstep
+        self._rounds = rounds
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         """Gather equal parts of all ranks."""
         self._lockstep.begin(self._number)
-        all_gather(output_tensor, input_tensor)
+        gather_weights(output_tensor, input_tensor, group, rounds=self._rounds())
 
 
 class TreeReduceScatter(_Allocated):
@@ -142,18 +161,37 @@ class TreeReduceScatter(_Allocated):
         """Sum equal parts of all ranks, and keep this rank's."""
         assert output_tensor.numel() == self._group.num_summed, "what has no gradient is filled"
         self._lockstep.begin(2 * self._group.number + 1)
-        tree_reduce_scatter(output_tensor, input_tensor)
+        tree_reduce_scatter(output_tensor, input_tensor, group)
         self._take(self._group, output_tensor)
 
 
-def tree_reduce_scatter(output: Tensor, flat: Tensor) -> None:
+def tree_reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup | None) -> None:
     """Sum each rank's part of a flat tensor over the ranks: data moves by all-to-all, additions are in tree order."""
     parts = torch.empty_like(flat)
-    dist.all_to_all_single(parts, flat)
+    dist.all_to_all_single(parts, flat, group=group)
     across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
     for part in parts.view(-1, output.numel()):
         across.push(part)
     output.copy_(across.root())
+
+
+def sum_of_replicas(part: Tensor, replicas: Ranks) -> Tensor:
+    """Return the sum of what replicas have of one part of the gradients: each has summed a subtree of the step.
+
+    It's sent as a ring sends it: each adds a piece of all parts, in tree order, and the pieces are gathered.
+
+    Args:
+        part: this rank's.
+        replicas: ranks that hold the same part.
+    """
+    if replicas.world == 1:
+        return part
+    piece = part.new_empty(-(-part.numel() // replicas.world))
+    flat = part.new_zeros(replicas.world * piece.numel())
+    flat[: part.numel()].copy_(part)
+    tree_reduce_scatter(piece, flat, replicas.group)
+    all_gather(flat, piece, group=replicas.group)
+    return flat[: part.numel()]
 
 
 def tune(group: ShardGroup, gather: GroupGather, reduce: TreeReduceScatter) -> None:

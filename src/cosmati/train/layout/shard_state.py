@@ -18,7 +18,7 @@ class ShardState:
 
     Args:
         cut: of the parameters.
-        ranks: the data-parallel ranks.
+        ranks: those that hold one copy together.
         staged: names of the parameters on which optimizers work whole; more may come.
     """
 
@@ -73,7 +73,9 @@ class ShardState:
         own = {key: value for key, value in tensors.items() if self._name_in(key, of_optimizers=True) in self._staged}
         listed: list[Any] = [None] * self._ranks.world
         dist.all_gather_object(
-            listed, [(key, tuple(value.shape), value.dtype, value.device) for key, value in own.items()]
+            listed,
+            [(key, tuple(value.shape), value.dtype, value.device) for key, value in own.items()],
+            group=self._ranks.group,
         )
         found: dict[str, Tensor] = {}
         for rank, told in enumerate(listed):
@@ -82,5 +84,5 @@ class ShardState:
                 found[key] = (
                     own[key].detach().contiguous() if is_mine else torch.empty(shape, dtype=dtype, device=device)
                 )
-                dist.broadcast(found[key], rank)
+                dist.broadcast(found[key], group=self._ranks.group, group_src=rank)
         return found

@@ -2,7 +2,9 @@
 
 A block's weights are gathered as forward or backward comes to it, and its gradients summed as backward leaves it: each
 slot's leaves over the ranks, in tree order, then slot by slot on the parts that ranks keep. So ranks run strided
-microbatches: the tree's low levels lie across ranks. The bits are those of `Whole`.
+microbatches: the tree's low levels lie across ranks. Where groups of ranks each hold a copy (replicas of shards), a
+group runs consecutive ones, so what it sums is a subtree, and groups add theirs once a step. The bits are those of
+`Whole`.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.lockstep import Lockstep
+from cosmati.train.layout.rounded import gather_weights
 from cosmati.train.layout.shard_cut import RowCut
 from cosmati.train.layout.shard_groups import (
     GroupGather,
     ShardGroup,
     TreeReduceScatter,
     shard,
+    split,
     tree_reduce_scatter,
     tune,
 )
 from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
-from cosmati.train.ranks import Ranks, all_gather
+from cosmati.train.ranks import Ranks
 
 
 class Sharded:
@@ -44,21 +48,37 @@ class Sharded:
         regions: of its trainable parameters.
         ranks: the data-parallel ranks, two at least.
         num_microbatches: V.
+        num_shards: ranks that hold one copy together, a divisor of their number, two at least; None for all.
+        rounds: passes read weights rounded to bfloat16, and they're sent so.
 
     Attributes:
-        lockstep: of all ranks.
+        shards: those that hold a copy together with this rank.
+        replicas: those that hold what this rank holds.
+        lockstep: of those that hold a copy together.
     """
 
-    def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        regions: Regions,
+        ranks: Ranks,
+        num_microbatches: int,
+        num_shards: int | None = None,
+        *,
+        rounds: bool = False,
+    ) -> None:
+        self._may_round = rounds
         self.ranks, self._model = ranks, model
-        ranks.share_out(num_microbatches, is_strided=True)
+        num_shards = num_shards or ranks.world
+        ranks.share_out(num_microbatches, is_strided=True, num_together=num_shards)
         self.mine = ranks.mine(num_microbatches)
         self.device = next(model.parameters()).device
-        self.groups = shard(model, ranks, self.device)
+        self.shards, self.replicas = split(ranks, num_shards, self.device)
+        self.groups = shard(model, self.shards, self.device)
         named: dict[str, Any] = dict(model.named_parameters())
         # The pieces' memory is FSDP2's own: what is written there is what it gathers.
         self._locals = {name: parameter.detach().to_local() for name, parameter in named.items()}
-        self.cut = RowCut({name: rows for group in self.groups for name, rows in group.rows.items()}, ranks)
+        self.cut = RowCut({name: rows for group in self.groups for name, rows in group.rows.items()}, self.shards)
         learning = [(name, parameter) for name, parameter in named.items() if parameter.requires_grad]
         self.parameters = tuple(
             Parameter(index, name, regions.region_of[name], parameter)
@@ -67,7 +87,7 @@ class Sharded:
         self.members = [[p.index for p in self.parameters if p.region == r] for r in range(len(regions.names))]
         self._held = {p.name: nn.Parameter(self._locals[p.name]) for p in self.parameters}
         self._staged: dict[str, nn.Parameter] = {}
-        self._state = ShardState(self.cut, ranks, self._staged.keys())
+        self._state = ShardState(self.cut, self.shards, self._staged.keys())
         self._weights = Pieces(
             {p.name: self._locals[p.name] for p in self.parameters},
             {p.name: p.region for p in self.parameters},
@@ -75,11 +95,15 @@ class Sharded:
         )
         self.index_of = {p.name: p.index for p in self.parameters}
         self.group_of = {name: group.number for group in self.groups for name in group.names}
-        self.lockstep = Lockstep(ranks, self._accompany)
+        self.lockstep = Lockstep(self.shards, self._accompany)
         self.arrivals = Arrivals(self)
         self._step: ShardedStep | None = None
         for group in self.groups:
-            tune(group, GroupGather(group, self.lockstep), TreeReduceScatter(group, self.lockstep, self._take))
+            tune(
+                group,
+                GroupGather(group, self.lockstep, self._rounds),
+                TreeReduceScatter(group, self.lockstep, self._take),
+            )
 
     def pieces(self) -> list[tuple[str, nn.Parameter]]:
         """Return names and what optimizers are built on: this rank's rows, or whole matrices (see `stage`)."""
@@ -89,7 +113,7 @@ class Sharded:
         """Have optimizers work on whole parameters, each on its owner's rank; others hold its shape, and no memory."""
         for name in names:
             shape = self.cut.rows[name].shape
-            is_own = self.cut.owner_of[name] == self.ranks.rank
+            is_own = self.cut.owner_of[name] == self.shards.rank
             like = self._locals[name]
             # Ones, because some optimizers refuse what begins at 0. Each commit brings the values.
             data = like.new_ones(shape) if is_own else like.new_ones(()).expand(shape)
@@ -146,7 +170,7 @@ class Sharded:
                 self._held[name].grad = root.tensors.get(name)
         step()
         if whole:
-            own = {name: self._staged[name].detach() for name in whole if self.cut.owner_of[name] == self.ranks.rank}
+            own = {name: self._staged[name].detach() for name in whole if self.cut.owner_of[name] == self.shards.rank}
             for name, rows in self.cut.handed_out(own, whole, self._locals[whole[0]]).items():
                 self._locals[name].copy_(rows)
         return frozenset(moved)
@@ -228,14 +252,24 @@ class Sharded:
         if self._step is not None:
             self._step.take(group, part)
 
+    def _rounds(self) -> bool:
+        """Return whether weights are sent in bfloat16: for a step's passes, not for an evaluation."""
+        return self._may_round and self._step is not None
+
+    def nothing(self, group: ShardGroup) -> Tensor:
+        """Return this rank's part of a group's gradients where there are none: adding it changes no sum."""
+        # -0.0 is what leaves every float as it is when added.
+        like: Tensor = next(iter(self._locals.values()))
+        return like.new_full((group.num_summed,), -0.0)
+
     def _accompany(self, exchange: int) -> None:
         """Take part in an exchange that this rank doesn't run itself."""
         group = self.groups[exchange // 2]
         if exchange % 2:
-            part = next(iter(self._locals.values())).new_empty(group.num_summed)
-            # -0.0 is what leaves every float as it is when added.
-            tree_reduce_scatter(part, part.new_full((self.ranks.world * group.num_summed,), -0.0))
+            part = self.nothing(group)
+            tree_reduce_scatter(part, part.repeat(self.shards.world), self.shards.group)
             self._take(group, part)
         else:
             own = group.gathered_from(self._locals)
-            all_gather(own.new_empty(self.ranks.world * own.numel()), own)
+            gathered = own.new_empty(self.shards.world * own.numel())
+            gather_weights(gathered, own, self.shards.group, rounds=self._rounds())

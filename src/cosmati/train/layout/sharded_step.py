@@ -20,9 +20,8 @@ from cosmati.errors import PlanError
 from cosmati.routing.cells import RegionWeights
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
 from cosmati.train.layout.regrouped import is_node_of_fsdp, regrouped
-from cosmati.train.layout.shard_groups import ShardGroup
-from cosmati.train.layout.tree import Tree
-from cosmati.train.layout.whole import leaf_norm
+from cosmati.train.layout.shard_groups import ShardGroup, sum_of_replicas
+from cosmati.train.layout.tree import Tree, leaf_norm
 
 if TYPE_CHECKING:
     from cosmati.train.layout.sharded import Sharded
@@ -144,7 +143,8 @@ class ShardedStep:
     ) -> None:
         self.layout = layout
         self.measures, self.sketch = measure, sketch
-        self._slots = layout.ranks.slots(len(routes))
+        first = layout.ranks.rank - layout.shards.rank
+        self._slots = [slot[first : first + layout.shards.world] for slot in layout.ranks.slots(len(routes))]
         self._tree: Tree[GroupParts] = Tree(add_nodes)
         self._node: GroupParts = {}
         self.present = torch.zeros(len(layout.parameters), dtype=torch.uint8)
@@ -185,10 +185,12 @@ class ShardedStep:
         layout = self.layout
         root, found = self._tree.root(), dict[str, Tensor]()
         dist.all_reduce(self.present, op=dist.ReduceOp.MAX)
-        for group in layout.groups:
-            if group.number in root:
-                found |= group.gradients_in(root[group.number], layout.ranks.rank)
         seen = self.present.tolist()
+        for group in layout.groups:
+            if any(seen[layout.index_of[name]] for name in group.trained):
+                part = root.get(group.number)
+                summed = sum_of_replicas(layout.nothing(group) if part is None else part, layout.replicas)
+                found |= group.gradients_in(summed, layout.shards.rank)
         taught = {p.name: found[p.name] for p in layout.parameters if seen[p.index]}
         if denominators is not None:
             taught = self._divided(taught, denominators)

@@ -27,6 +27,13 @@ def add_leaves(left: Leaf, right: Leaf) -> Leaf:
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
+def leaf_norm(gradient: Tensor) -> Tensor:
+    """Return the norm of a gradient as it arrives: a scalar."""
+    # An expanded gradient has the norm of what autograd makes of it in memory.
+    norm: Tensor = torch.linalg.vector_norm(gradient.contiguous() if 0 in gradient.stride() else gradient)
+    return norm
+
+
 def present(leaf: Leaf, indices: Iterable[int]) -> list[Tensor]:
     """Return the gradients at some indices, without the absent ones."""
     return [gradient for i in indices if (gradient := leaf[i]) is not None]

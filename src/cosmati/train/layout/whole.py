@@ -30,7 +30,8 @@ from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.pair_sum import PairSum, clear
 from cosmati.train.layout.piece import Bucket, alignment_of, evenly, in_buckets
-from cosmati.train.layout.tree import divide
+from cosmati.train.layout.rounded import rounded
+from cosmati.train.layout.tree import divide, leaf_norm
 from cosmati.train.ranks import Ranks
 
 BUCKET_ELEMENTS = 1 << 18
@@ -62,9 +63,12 @@ class Whole:
         regions: of its trainable parameters.
         ranks: the data-parallel ranks.
         num_microbatches: V.
+        rounds: passes read weights rounded to bfloat16.
     """
 
-    def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
+    def __init__(
+        self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, *, rounds: bool = False
+    ) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.parameters = tuple(
             Parameter(index, name, regions.region_of[name], parameter) for index, (name, parameter) in enumerate(named)
@@ -76,8 +80,8 @@ class Whole:
         self.narrow = frozenset(
             p.index for p in self.parameters if p.tensor.is_floating_point() and p.tensor.dtype not in _WIDE
         )
-        self.ranks = ranks
-        self._model = model
+        self.ranks, self._model = ranks, model
+        self._rounded = [p for p in model.parameters() if rounds and p.is_floating_point()]
         self._weights = Pieces({p.name: p.tensor for p in self.parameters}, {p.name: p.region for p in self.parameters})
         self.admission = lru_cache(maxsize=256)(self._admission)
         self.arrives_once = False
@@ -124,7 +128,8 @@ class Whole:
         clear(self.tensors)
         step = WholeStep(self, routes, learns, measure=measure, sketch=sketch)
         try:
-            yield step
+            with rounded(self._rounded):
+                yield step
         finally:
             step.close()
             clear(self.tensors)
@@ -390,10 +395,3 @@ class WholeSlot:
         nothing = torch.full((WIDTH,), torch.nan, device=self._step.layout.tensors[0].device)
         found = [[self._sketched[i] for i in members if i in self._sketched] for members in self._step.layout.members]
         return [reduce(torch.add, sketches) if sketches else nothing for sketches in found]
-
-
-def leaf_norm(gradient: Tensor) -> Tensor:
-    """Return the norm of a gradient as it arrives: a scalar."""
-    # An expanded gradient has the norm of what autograd makes of it in memory.
-    norm: Tensor = torch.linalg.vector_norm(gradient.contiguous() if 0 in gradient.stride() else gradient)
-    return norm

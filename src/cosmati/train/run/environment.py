@@ -16,6 +16,7 @@ import torch
 from cosmati.core.memory import freed_memory_kept
 from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
+from cosmati.train.compiled_blocks import is_compiled
 
 # A property of the module, which the stubs lack.
 _FILL = "fill_uninitialized_memory"
@@ -53,7 +54,7 @@ def numerics(assembly: Assembly) -> Iterator[None]:
         if config.compile_blocks:
             # A silent fall back to eager would change bits.
             # The limit counts the blocks of one class together, in training and in evaluation, for each shape.
-            blocks = sum(module._compiled_call_impl is not None for module in assembly.model.modules())  # noqa: SLF001
+            blocks = sum(map(is_compiled, assembly.model.modules()))
             shapes = math.prod(method.shapes(assembly.budget) for method in assembly.plan.methods)
             limit = max(torch._dynamo.config.recompile_limit, 2 * blocks * shapes)  # noqa: SLF001
             stack.enter_context(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cosmati.core.clock import Clock
+from cosmati.train.compiled_blocks import is_compiled
 from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
@@ -50,7 +51,7 @@ class ActivationStatistics(Monitor):
     def open(self, run: WatchedRun) -> None:
         """Choose the layers."""
         named = list(run.model.named_modules())
-        if any(m._compiled_call_impl is not None or type(m).__name__ == "OptimizedModule" for _, m in named):  # noqa: SLF001
+        if any(is_compiled(m) or type(m).__name__ == "OptimizedModule" for _, m in named):
             _LOG.warning("The model is compiled: its activations aren't measured.")
             return
         leaves = [
