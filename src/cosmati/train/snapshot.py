@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
+from cosmati.train.layout.span import Span
 from cosmati.train.loss_state import loss_buffers, restore_loss_buffers
+from cosmati.train.observers.observer import Observer, states_of
 from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.run.parts import HeldState
 
 
 @dataclass(frozen=True)
@@ -42,30 +45,32 @@ def snapshot(
     plan: Plan,
     feed: Feed | None,
     about: Mapping[str, Any] | None = None,
-) -> Checkpoint:
-    """Gather the state of a run, and further facts about it. Every rank has to take part."""
+) -> HeldState:
+    """Return what this rank holds of the state of a run, and further facts about it. Every rank has to take part."""
     names = _names(assembly)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Span] = {}
     optimizers = []
     for index, scheduled in enumerate(assembly.optimizers):
         own, facts = optimizer_tensors(scheduled.optimizer, names)
-        own = assembly.layout.whole_state(own, of_optimizers=True)
-        tensors |= {f"optimizer/{index}/{name}": value for name, value in own.items()}
+        spans = assembly.layout.held_state(own, of_optimizers=True)
+        tensors |= {f"optimizer/{index}/{name}": span for name, span in spans.items()}
         optimizers.append(facts)
     for index, state in states.items():
         kept = {name: value for name, value in state.items() if next(iterate_tensors(value), None) is not None}
-        kept = assembly.layout.whole_state(kept, of_optimizers=False)
-        tensors |= {f"method/{index}/{name}": value for name, value in kept.items()}
-    tensors |= {
+        spans = assembly.layout.held_state(kept, of_optimizers=False)
+        tensors |= {f"method/{index}/{name}": span for name, span in spans.items()}
+    data, own = encode(dict(feed.state()) if feed else {})
+    own = {f"feed/{name}": value for name, value in own.items()}
+    own |= {f"deferred/{name}": rows for name, rows in assembly.deferred_rows.state().items()}
+    own |= {
         name: value.clone()
         for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
     }
-    data, own = encode(dict(feed.state()) if feed else {})
-    tensors |= {f"feed/{name}": value for name, value in own.items()}
-    tensors |= {f"deferred/{name}": rows for name, rows in assembly.deferred_rows.state().items()}
-    return Checkpoint(
+    if assembly.ranks.rank == 0 or not assembly.layout.is_cut:
+        tensors |= {name: Span.of(value) for name, value in own.items()}
+    return HeldState(
         clock.step,
-        dict(assembly.layout.save()),
+        assembly.layout.held(),
         tensors,
         {
             "clock": list(clock),
@@ -75,6 +80,16 @@ def snapshot(
             **(about or {}),
         },
     )
+
+
+def with_observers(taken: HeldState, observers: Sequence[Observer], assembly: Assembly) -> HeldState:
+    """Return a state with what observers keep beside it: those of the first rank, where each writes its part."""
+    told, tensors = states_of(observers)
+    if not told:
+        return taken
+    is_mine = assembly.ranks.rank == 0 or not assembly.layout.is_cut
+    own = {name: Span.of(value) for name, value in tensors.items() if is_mine}
+    return replace(taken, state={**taken.state, **own}, facts={**taken.facts, "observers": told})
 
 
 def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Restored:

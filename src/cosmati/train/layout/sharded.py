@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmati.core.pieces import Pieces
-from cosmati.core.state import distinct_tensors, load_model_tensors, merkle_root, tensor_root
+from cosmati.core.state import distinct_tensors, load_model_tensors
 from cosmati.errors import CheckpointError
 from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
@@ -33,6 +33,8 @@ from cosmati.train.layout.shard_groups import (
 )
 from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
+from cosmati.train.layout.shares import Shares, root_over
+from cosmati.train.layout.span import Span
 from cosmati.train.ranks import Ranks, all_gather
 
 
@@ -49,8 +51,10 @@ class Sharded:
         lockstep: of all ranks.
     """
 
+    is_cut = True
+
     def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
-        self.ranks, self._model = ranks, model
+        self.ranks, self._model, self._shares = ranks, model, Shares(ranks)
         ranks.share_out(num_microbatches, is_strided=True)
         self.mine = ranks.mine(num_microbatches)
         self.device = next(model.parameters()).device
@@ -186,6 +190,23 @@ class Sharded:
             elif own in buffers:
                 yield own, buffers[own]
 
+    def held(self) -> dict[str, Span]:
+        """Return this rank's rows of parameters, and on the first rank buffers."""
+        buffers, rank = self._buffers(), self.ranks.rank
+        found: dict[str, Span] = {}
+        for name in self._model.state_dict():
+            own = name.replace("_orig_mod.", "")
+            if name in self._locals:
+                rows = self.cut.rows[name]
+                found[own] = Span(self._locals[name], rows.shape, rows.of(rank).start * rows.row_size)
+            elif own in buffers and rank == 0:
+                found[own] = Span.of(buffers[own])
+        return found
+
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+        """Return what this rank holds of the state of optimizers or methods."""
+        return self._state.held(tensors, of_optimizers=of_optimizers)
+
     def _buffers(self) -> dict[str, Tensor]:
         state = self._model.state_dict()
         return distinct_tensors({name: value for name, value in state.items() if not isinstance(value, DTensor)})
@@ -219,9 +240,9 @@ class Sharded:
         return self._state.own(tensors, of_optimizers=of_optimizers)
 
     def digest(self) -> bytes:
-        """Return the Merkle root over parameters and buffers: one whole parameter is in memory at a time."""
-        roots = {name: tensor_root(name, tensor) for name, tensor in self.save()}
-        return merkle_root(roots[name] for name in sorted(roots))
+        """Return the Merkle root over parameters and buffers: each rank hashes its share of the chunks."""
+        roots = self._shares.roots({f"model/{name}": span for name, span in self.held().items()})
+        return root_over(roots, roots)
 
     def _take(self, group: ShardGroup, part: Tensor) -> None:
         """Take this rank's part of a group's summed gradients."""
