@@ -1,6 +1,6 @@
 """One rank of `test_parts.py`: `parts_worker.py FOLDER SHARDING STOP [SETTING ...]`; each says in JSON what it saw.
 
-The run in FOLDER/run goes on to the end, or up to step STOP where that isn't 0. A SETTING is `name=JSON` of `RunConfig`.
+The run in FOLDER/run goes on to the end, or up to step STOP where that isn't 0. A SETTING is `name=JSON`.
 Where FOLDER's name begins with `odd`, the model has a convolution that is laid out channels-last.
 """
 

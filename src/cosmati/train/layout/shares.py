@@ -104,7 +104,7 @@ def share_out(holders: Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence
                 loads[pool[0]] += one.num_bytes(stop - start)
             else:
                 open_chunks.append((key, index, one.num_bytes(stop - start), pool))
-    share = sum(one.num_bytes(math.prod(one.shape)) for one in plan.values()) / world
+    share = _level(loads, sum(size for _, _, size, _ in open_chunks))
     last = 0
     for key, index, size, pool in open_chunks:
         if last not in pool or loads[last] + size > share:  # else it goes on: fewer, longer runs
@@ -116,6 +116,15 @@ def share_out(holders: Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence
         one.runs.extend(_runs(one, writers[key]))
         one.moves.extend(move for run in one.runs for move in _moves(run, held))
     return plan
+
+
+def _level(loads: Sequence[int], rest: int) -> float:
+    """Return up to which load ranks are filled, where so many bytes are dealt out to those that have least."""
+    for num in range(len(loads), 1, -1):
+        least = sorted(loads)[:num]
+        if (level := (sum(least) + rest) / num) >= least[-1]:
+            return level
+    return min(loads) + rest
 
 
 def _chunks(one: SharedTensor) -> list[tuple[int, int]]:

@@ -284,6 +284,11 @@ def choose_checkpoint(folder: Path, which: Literal["newest", "whole"], *, may_mo
     return None
 
 
+def weights_in(checkpoint: Path) -> Path:
+    """Return a checkpoint's file of weights; its folder, where ranks have written them in parts."""
+    return checkpoint if (checkpoint / INDEX).exists() else checkpoint / "model.safetensors"
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint after checking every byte of it.
 

@@ -1,8 +1,9 @@
 """A checkpoint in parts: each rank writes its share of the state, and no rank ever holds all of it.
 
 Its folder has `part-00000-of-00004.safetensors` and so on, `index.json` (each tensor's type and shape, and which part
-holds which of its elements), and `state.json` and `digests.json` as every checkpoint has. A tensor `model/w` stands in
-a part as `model/w@0`: flat, from its element 0 on. There is no pickle, and one plain process can read it.
+holds which of its elements; the root of the weights), and `state.json` and `digests.json` as every checkpoint has. A
+tensor `model/w` stands in a part as `model/w@0`: flat, from its element 0 on. There is no pickle, and one plain process
+can read it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from cosmati.core.state import chunk_hashes
 from cosmati.errors import CheckpointError
 from cosmati.storage.atomic import replace_file
-from cosmati.train.layout.shares import Part, Plan, Run, roots_of
+from cosmati.train.layout.shares import Part, Plan, Run, root_over, roots_of
 from cosmati.train.layout.span import Span
 
 INDEX = "index.json"
@@ -205,8 +206,10 @@ def finish_parts(draft: Path, plan: Plan, told: Sequence[Mapping[str, Any]]) -> 
         }
         for key, one in plan.items()
     }
-    (draft / INDEX).write_text(json.dumps({"version": 1, "world": world, "tensors": index}))
     roots = roots_of(plan, [bytes.fromhex(one["chunks"]) for one in told])
+    root = root_over(roots, [key for key in plan if key.startswith("model/")]).hex()
+    about = {"version": 1, "world": world, "parameter_root": root, "tensors": index}
+    (draft / INDEX).write_text(json.dumps(about))
     names = [part_name(rank, world) for rank in range(world)]
     for name in names:
         _told(draft / name).unlink()
