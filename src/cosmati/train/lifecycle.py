@@ -349,6 +349,8 @@ class Lifecycle(KnownNames):
             with self.averaged() as model, a.ranks.together():
                 try_out_all(model, self.evaluation, a.device, a.config.autocast(a.device), [t.loss for t in a.turns])
         self.save()
+        assert self._run is not None, "opened"
+        self._run.settle()
         read_back(a)
 
     def __exit__(

@@ -53,6 +53,7 @@ _NEUTRAL = (
     "change",
     "load_weights",
     "resume_from",
+    "checkpoint_async",
     "require_signed",
     "trusted_roots",
     "artifacts",

@@ -143,10 +143,12 @@ class Saver:
     def save(self, clock: Clock, taken: Checkpoint | HeldState) -> None:
         """Write a checkpoint; of one beside the loop, return once its state is copied. Every rank has to call.
 
+        The one before is to be settled.
+
         Raises:
-            CheckpointError: it can't be written, or the one before couldn't.
+            CheckpointError: it can't be written.
         """
-        self.settle()
+        assert self._flight is None, "settled before"
         draft = self._drafted(taken)
         if self._is_async:
             if draft is not None:
