@@ -1,15 +1,19 @@
 """One rank of `test_parts.py`: `parts_worker.py FOLDER SHARDING STOP [SETTING ...]`; each says in JSON what it saw.
 
 The run in FOLDER/run goes on to the end, or up to step STOP where that isn't 0. A SETTING is `name=JSON`.
+Where the environment has WRITES, the last rank is `slow` to write its part, or is `killed` as it writes the second one.
 Where FOLDER's name begins with `odd`, the model has a convolution that is laid out channels-last.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +30,7 @@ from cosmati.optim import AdamW, Muon
 from cosmati.train.config import RunConfig
 from cosmati.train.layout.owned import OwnedCut
 from cosmati.train.layout.shard_cut import RowCut
+from cosmati.train.run import saving
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
 from cosmati.train.trainer import Trainer
@@ -104,6 +109,21 @@ def watch_gathering() -> dict[str, int]:
     return counted
 
 
+def disturb(how: str) -> None:
+    """Let the last rank's part come late, or never."""
+    write, numbers = saving.write_part, itertools.count(1)
+
+    def disturbed(draft: Path, rank: int, world: int, *given: Any) -> None:
+        if rank == world - 1 and how == "slow":
+            time.sleep(0.3)
+        if rank == world - 1 and how == "killed" and next(numbers) == 2:
+            (draft / "part-00001-of-00002.safetensors").write_bytes(b"half of it")
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(draft, rank, world, *given)
+
+    saving.write_part = disturbed
+
+
 def run(base: Path, sharding: Any, stop: int, **settings: Any) -> dict[str, Any]:
     """Let the run go on, and return what its newest checkpoint is."""
     trainer = make_trainer(base / "run", sharding, stop, **settings)
@@ -130,6 +150,7 @@ def main() -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     counted = watch_gathering()
+    disturb(os.environ.get("WRITES", ""))
     print(json.dumps({**run(base, sharding, stop, **settings), "counted": counted}))  # noqa: T201
     if dist.is_initialized():
         gc.collect()  # FSDP's modules hold the group, in circles.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,18 +12,21 @@ from typing import Any
 import pytest
 
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
-from tests.processes import launch_ranks
+from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding import parts_worker
 
 MIB = 1 << 20
 
 
-def launch(folder: Path, world: int, sharding: str, stop: int = 0, *settings: str) -> list[dict[str, Any]]:
+ASYNC = "checkpoint_async=true"
+
+
+def launch(folder: Path, world: int, sharding: str, stop: int = 0, *settings: str, **more: str) -> list[dict[str, Any]]:
     """Let a run go on, on so many ranks; return what each says."""
     if world == 1:
         given = {name: json.loads(text) for name, _, text in (one.partition("=") for one in settings)}
         return [parts_worker.run(folder, sharding, stop, **given)]
-    said = launch_ranks([parts_worker.__file__, folder, sharding, str(stop), *settings], world)
+    said = launch_ranks([parts_worker.__file__, folder, sharding, str(stop), *settings], world, **more)
     return [json.loads(one) for one in said]
 
 
@@ -75,3 +79,39 @@ def test_parts_are_read_on_any_ranks_under_any_sharding(
         assert all(one["saves"] > 0 and one["whole"] == 0 for one in counted), "a parameter was gathered"
         # What is cut in another order than its elements' is gathered, one tensor at a time.
         assert all((one["wholes"] > 0) == ((kind, sharding) == ("odd", "optimizer")) for one in counted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["replicated", "optimizer", "full"])
+def test_parts_that_are_written_beside_the_loop(
+    tmp_path: Path, plain: Callable[[str], dict[int, str]], sharding: str
+) -> None:
+    """Each one is as it would have been, though a rank is late with its part and the others train on."""
+    launch(tmp_path / "even", 2, sharding, 0, ASYNC, WRITES="slow")
+    found = {one.step: one.signed_digest.hex() for one in map(read_checkpoint, checkpoints_in(tmp_path))}
+    assert found == plain("even")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), (ASYNC,)])
+def test_a_rank_that_is_killed_as_it_writes_its_part(
+    tmp_path: Path, plain: Callable[[str], dict[int, str]], settings: tuple[str, ...]
+) -> None:
+    ranks = begin_ranks([parts_worker.__file__, tmp_path / "even", "full", "0", *settings], 2, WRITES="killed")
+    try:
+        ranks[1].communicate(120)
+        ranks[0].communicate(120)
+        assert ranks[1].wait() == -signal.SIGKILL
+        assert ranks[0].wait() != 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000000"]
+    told = launch(tmp_path / "even", 1, "replicated")
+    assert told[0]["signed"] == plain("even")[parts_worker.STEPS]
+    assert not list((tmp_path / "even" / "run" / "checkpoints").glob(".draft-*"))
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the published ones, newest first."""
+    return list_checkpoints(folder / "even" / "run" / "checkpoints")
