@@ -224,7 +224,7 @@ def make_trainer(folder: Path, budget: str = "3ba", **settings: Any) -> Trainer:
         InMemory(data, 8),
         optimizers=AdamW(lr=1e-2),
         methods=[EMA(half_life="3ba")],
-        config=RunConfig(budget=budget, num_threads=1, run_folder=folder, ledger=True, **settings),
+        config=RunConfig(**{"budget": budget, "num_threads": 1, "run_folder": folder, "ledger": True, **settings}),
     )
 
 

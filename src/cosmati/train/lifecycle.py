@@ -349,8 +349,6 @@ class Lifecycle(KnownNames):
             with self.averaged() as model, a.ranks.together():
                 try_out_all(model, self.evaluation, a.device, a.config.autocast(a.device), [t.loss for t in a.turns])
         self.save()
-        assert self._run is not None, "opened"
-        self._run.settle()
         read_back(a)
 
     def __exit__(
@@ -372,7 +370,7 @@ class Lifecycle(KnownNames):
                 self.look_around()
                 self.save()
             if kind is None and self._run is not None:
-                self._run.settle()
+                self._run.settle(copied=True)
 
     def _close_run(
         self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None

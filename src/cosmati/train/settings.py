@@ -54,6 +54,7 @@ _NEUTRAL = (
     "load_weights",
     "resume_from",
     "checkpoint_async",
+    "checkpoint_to",
     "require_signed",
     "trusted_roots",
     "artifacts",

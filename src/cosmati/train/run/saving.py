@@ -31,6 +31,7 @@ from cosmati.train.run.checkpoints import (
     unsavable,
     write_checkpoint,
 )
+from cosmati.train.run.copies import Copies
 from cosmati.train.run.parts import HeldState, Share, write_part
 
 PATIENCE_SECONDS = 600.0
@@ -121,6 +122,7 @@ class Saver:
         check: refuses to write for a process whose place another one has taken.
         tell: tells observers of a checkpoint before it's published.
         is_async: write beside the loop, which waits for no more than a copy of the state.
+        copies: of published ones elsewhere; None where nobody asked, and on other ranks than the first.
     """
 
     def __init__(
@@ -133,9 +135,10 @@ class Saver:
         check: Callable[[], None],
         tell: Callable[[Clock, Roots], None],
         is_async: bool,
+        copies: Copies | None,
     ) -> None:
         self._folder, self._ranks, self._keep, self._epoch = folder, ranks, keep, epoch
-        self._check, self._tell, self._is_async = check, tell, is_async
+        self._check, self._tell, self._is_async, self._copies = check, tell, is_async, copies
         self._shares, self._share = Shares(ranks), Share()
         self._kept: dict[str, Tensor] = {}
         self._flight: Flight | None = None
@@ -165,17 +168,22 @@ class Saver:
             self._publish(clock, draft, draft.finish())
         self._ranks.barrier()
 
-    def settle(self) -> None:
+    def settle(self, *, copied: bool = False) -> None:
         """Wait for the checkpoint that is being written, and publish it. Every rank has to call.
 
+        Args:
+            copied: wait for its copy elsewhere, too.
+
         Raises:
-            CheckpointError: it couldn't be written.
+            CheckpointError: it couldn't be written, or copied.
         """
-        if not self._is_async:
+        if not (self._is_async or copied):
             return
         error: CheckpointError | None = None
         try:
             self.land(wait=True)
+            if copied and self._copies is not None:
+                self._copies.settle()
         except CheckpointError as raised:
             error = raised
         self._refuse_together(error)
@@ -206,6 +214,8 @@ class Saver:
             self._flight.join()
             if self._flight.error is None:
                 self.land(wait=True)
+        if self._copies is not None:
+            self._copies.wait()
 
     def _refuse_together(self, error: CheckpointError | None) -> None:
         if self._ranks.agree(error is not None):
@@ -217,7 +227,11 @@ class Saver:
         self._check()
         self._tell(clock, roots)
         self._check()
-        publish_checkpoint(draft.path, keep=self._keep)
+        if self._copies is not None:
+            self._copies.wait()  # Its files may be the ones that go now.
+        published = publish_checkpoint(draft.path, keep=self._keep)
+        if self._copies is not None:
+            self._copies.begin(published)
 
     def _drafted(self, taken: Checkpoint | HeldState) -> Draft | None:
         if self._ranks.rank == 0:

@@ -27,6 +27,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.attempts import begin_attempt, end_attempt
 from cosmati.train.run.checkpoints import Checkpoint, Roots, choose_checkpoint
+from cosmati.train.run.copies import Copies
 from cosmati.train.run.environment import StopSignal
 from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.parts import HeldState
@@ -75,6 +76,7 @@ class OpenRun:
         self._attempt = 0
         self._stop = StopSignal()
         self._folder: RunFolder | None = None
+        self._copies: Copies | None = None
         self._saved = monotonic()
 
     @contextmanager
@@ -92,8 +94,13 @@ class OpenRun:
         if self._ranks.rank == 0:
             self._folder = RunFolder.open(path, self.facts)
         try:
-            self._ranks.barrier()
             is_first = self._folder is not None
+            if is_first and self._config.checkpoint_to:
+                url = f"{self._config.checkpoint_to.rstrip('/')}/{path.name}"  # Recipes are run in several folders.
+                self._copies = Copies(url, self._config.num_checkpoints)
+                self._copies.fetch(path / "checkpoints", has_ledger=(path / "ledger" / "checkpoint").exists())
+                self._copies.catch_up(path / "checkpoints")
+            self._ranks.barrier()
             found = choose_checkpoint(path / "checkpoints", self._config.resume_from, may_move=is_first)
             self._ranks.barrier()
             yield found
@@ -276,15 +283,20 @@ class OpenRun:
             return
         self._saved = monotonic()
         self._saver.save(clock, make())
+        if not clock.step:
+            self._saver.settle()  # The first one is read back.
 
-    def settle(self) -> None:
+    def settle(self, *, copied: bool = False) -> None:
         """Wait until the checkpoint that is being written is published. Every rank has to call.
 
+        Args:
+            copied: and copied elsewhere, where that was asked for.
+
         Raises:
-            CheckpointError: it couldn't be written.
+            CheckpointError: it couldn't be written, or copied.
         """
         if self._config.run_folder is not None:
-            self._saver.settle()
+            self._saver.settle(copied=copied)
 
     @cached_property
     def _saver(self) -> Saver:
@@ -297,6 +309,7 @@ class OpenRun:
             check=lambda: None if self._folder is None else self._folder.check(),
             tell=self._tell_of_checkpoint,
             is_async=self._config.checkpoint_async,
+            copies=self._copies,
         )
 
     def _tell_of_checkpoint(self, clock: Clock, roots: Roots) -> None:
