@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import weakref
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -154,6 +155,18 @@ def test_what_is_read_is_what_ranks_have_written(tmp_path: Path, world: int) -> 
     assert torch.equal(flat["model/turned@0"], written.model["turned"].flatten())
 
 
+def test_tensors_are_read_one_by_one_and_none_is_kept(tmp_path: Path) -> None:
+    """So a rank that takes its part of each never holds all."""
+    write_in_parts(tmp_path, _checkpoint(), 2)
+    read = read_checkpoint(tmp_path / "step-00000003")
+    (tmp_path / "step-00000003").rename(tmp_path / "gone")
+    told = [weakref.ref(one) for one in (*read.model.values(), *read.state.values())]
+    assert len(told) == len(read.model) + len(read.state) > 20
+    assert [one for one in told[:-1] if one() is not None] == []
+    with pytest.raises(KeyError):
+        read.model["nothing"]
+
+
 def _index(folder: Path, change: Any) -> None:
     told = json.loads((folder / "index.json").read_text())
     change(told)
@@ -168,7 +181,10 @@ def _index(folder: Path, change: Any) -> None:
         (lambda told: told["tensors"]["model/turned"]["runs"][0].__setitem__(1, 1), "where each element"),
         (lambda told: told["tensors"]["model/turned"].update(shape=[7]), "where each element"),
         (lambda told: told["tensors"]["model/turned"].update(dtype="float64"), "isn't in part"),
-        (lambda told: told["tensors"]["model/turned"].update(dtype="complex128"), "can't be read"),
+        (lambda told: told["tensors"]["model/turned"].update(dtype="complex128"), "isn't in part"),
+        (lambda told: told["tensors"]["model/turned"].update(dtype="nonsense"), "isn't in part"),
+        (lambda told: told["tensors"]["model/turned"].update(runs=[[7, 0, 6]]), "can't be read"),
+        (lambda told: told["tensors"]["model/turned"].update(runs=3), "can't be read"),
         (lambda told: told.update(version=2), "of version 2"),
         (lambda told: told.update(world=3), "can't be read"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,17 +102,17 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     assembly.layout.load(checkpoint.model)
     names = _names(assembly)
     for index, scheduled in enumerate(assembly.optimizers):
-        own = assembly.layout.own_state(_below(checkpoint.state, f"optimizer/{index}/"), of_optimizers=True)
+        own = assembly.layout.own_state(_Below(checkpoint.state, f"optimizer/{index}/"), of_optimizers=True)
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
     restore_loss_buffers([turn.loss for turn in assembly.turns], assembly.model, checkpoint.state, assembly.device)
     states: dict[int, State] = {}
     for index in range(len(assembly.plan.methods)):
-        own = assembly.layout.own_state(_below(checkpoint.state, f"method/{index}/"), of_optimizers=False)
+        own = assembly.layout.own_state(_Below(checkpoint.state, f"method/{index}/"), of_optimizers=False)
         states[index] = {name: value.to(assembly.device) for name, value in own.items()}
-    assembly.deferred_rows.restore(_below(checkpoint.state, "deferred/"))
+    assembly.deferred_rows.restore(_Below(checkpoint.state, "deferred/"))
     clock = Clock(*facts["clock"])
     if feed is not None:
-        feed.restore(decode(facts["feed"], _below(checkpoint.state, "feed/")), clock)
+        feed.restore(decode(facts["feed"], _Below(checkpoint.state, "feed/")), clock)
     return Restored(clock, states, assembly.plan.recalled(facts["withdrawn"]))
 
 
@@ -120,5 +120,18 @@ def _names(assembly: Assembly) -> dict[int, str]:
     return {id(parameter): name for name, parameter in assembly.layout.pieces()}
 
 
-def _below(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+class _Below(Mapping[str, torch.Tensor]):
+    """Those of some tensors whose names have a prefix, without it; each is read when it's asked for."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor], prefix: str) -> None:
+        self._state, self._prefix = state, prefix
+        self._names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._state[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

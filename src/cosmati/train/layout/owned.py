@@ -206,5 +206,6 @@ class OwnedCut:
             if name not in self.pieces:
                 found[key] = value
             elif self.own(name) is not None:
-                found[key] = self.piece(name, value) if value.ndim else value
+                # A view would keep the whole tensor.
+                found[key] = self.piece(name, value).clone() if value.ndim and not self.is_whole(name) else value
         return found

@@ -303,12 +303,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             msg = f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json."
             raise CheckpointError(msg)
         facts = json.loads((path / "state.json").read_text())
+        step = facts.pop("step")
         if (path / INDEX).exists():
-            model, state = read_parts(path)
-        else:
-            model, state = load_file(path / "model.safetensors"), _read_state(path / "state")
-        return Checkpoint(facts.pop("step"), model, state, facts)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+            return Checkpoint(step, *read_parts(path), facts)
+        return Checkpoint(step, load_file(path / "model.safetensors"), _read_state(path / "state"), facts)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"Checkpoint {path} can't be read: {error}.") from error
 
 

@@ -14,7 +14,6 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -216,8 +215,52 @@ def finish_parts(draft: Path, plan: Plan, told: Sequence[Mapping[str, Any]]) -> 
     return roots, {name: one["sha256"] for name, one in zip(names, told, strict=True)}
 
 
-def read_parts(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return model and state of a checkpoint in parts, whole.
+class StoredTensors(Mapping[str, Tensor]):
+    """Whole tensors of one kind, each read when it's asked for: a rank that takes its part of each holds no more.
+
+    Args:
+        kind: `model` or `state`.
+        tensors: by key, as the index tells of them.
+        parts: opened, by rank.
+    """
+
+    def __init__(self, kind: str, tensors: Mapping[str, Any], parts: Sequence[Any]) -> None:
+        self._kind, self._parts = kind, parts
+        self._told = {key.partition("/")[2]: told for key, told in tensors.items() if key.startswith(f"{kind}/")}
+        for name in self._told:
+            self._check(name)
+
+    def _check(self, name: str) -> None:
+        key, told = f"{self._kind}/{name}", self._told[name]
+        ends = [0, *(number for _, *run in told["runs"] for number in run), math.prod(told["shape"])]
+        if any(one != other for one, other in list(pairwise(ends))[::2]):
+            raise ValueError(f"index.json doesn't say where each element of {key} is")
+        for writer, start, stop in told["runs"]:
+            found = self._parts[writer].get_slice(f"{key}@{start}")
+            if DTYPES.get(found.get_dtype()) != getattr(torch, told["dtype"], None) or found.get_shape() != [
+                stop - start
+            ]:
+                raise ValueError(f"{key} isn't in part {writer} as index.json says")
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read a tensor."""
+        told = self._told[name]
+        whole = torch.empty(math.prod(told["shape"]), dtype=getattr(torch, told["dtype"]))
+        for writer, start, stop in told["runs"]:
+            whole[start:stop].copy_(self._parts[writer].get_tensor(f"{self._kind}/{name}@{start}"))
+        return whole.view(told["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._told)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._told)
+
+
+def read_parts(path: Path) -> tuple[StoredTensors, StoredTensors]:
+    """Return model and state of a checkpoint in parts.
 
     Raises:
         ValueError: the index isn't one, or doesn't say where each element is. SafetensorError: a part is damaged.
@@ -225,28 +268,6 @@ def read_parts(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     index = json.loads((path / INDEX).read_text())
     if index["version"] != 1:
         raise ValueError(f"its parts are of version {index['version']}, and this release knows 1")
-    model: dict[str, Tensor] = {}
-    state: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        parts = [
-            stack.enter_context(safe_open(path / part_name(rank, index["world"]), framework="pt"))
-            for rank in range(index["world"])
-        ]
-        for key, told in index["tensors"].items():
-            kind, _, name = key.partition("/")
-            {"model": model, "state": state}[kind][name] = _read_tensor(parts, key, told)
-    return model, state
-
-
-def _read_tensor(parts: Sequence[Any], key: str, told: Mapping[str, Any]) -> Tensor:
-    shape, runs = tuple(told["shape"]), told["runs"]
-    ends = [0, *(number for _, *run in runs for number in run), math.prod(shape)]
-    if any(one != other for one, other in list(pairwise(ends))[::2]):
-        raise ValueError(f"index.json doesn't say where each element of {key} is")
-    whole = torch.empty(math.prod(shape), dtype=DTYPES[_NAMES[getattr(torch, told["dtype"])]])
-    for writer, start, stop in runs:
-        found = parts[writer].get_tensor(f"{key}@{start}")
-        if found.dtype != whole.dtype or found.shape != (stop - start,):
-            raise ValueError(f"{key} isn't in part {writer} as index.json says")
-        whole[start:stop].copy_(found)
-    return whole.view(shape)
+    names = [part_name(rank, index["world"]) for rank in range(index["world"])]
+    parts = [safe_open(path / name, framework="pt") for name in names]  # open as long as somebody may read
+    return StoredTensors("model", index["tensors"], parts), StoredTensors("state", index["tensors"], parts)
