@@ -166,6 +166,7 @@ class Saver:
         self._refuse_together(error)
         if draft is not None and self._ranks.rank == 0:
             self._publish(clock, draft, draft.finish())
+        self._share = Share()  # Its memory is needed elsewhere.
         self._ranks.barrier()
 
     def settle(self, *, copied: bool = False) -> None:
