@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import CheckpointError
 from cosmati.ledger.verify import verify_ledger
+from cosmati.train.identity import Change
 from cosmati.train.observers import Observer
 from cosmati.train.run import saving
-from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, Roots, list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
 from tests.processes import PythonProcess
 from tests.train.test_checkpoint_parts import make_trainer
@@ -115,6 +116,36 @@ def test_one_is_under_way_at_a_time_and_memory_is_used_again(tmp_path: Path, gat
     run.settle()
     assert read_checkpoint(folder / "step-00000003").model["w"].tolist() == [1] * 5
     run.close(RESULT, FACTS.plan)
+
+
+def test_an_amendment_waits_for_it(tmp_path: Path, gate: Gate) -> None:
+    """The ledger's entry is read by the tables in force where it stands."""
+    run = started(tmp_path)
+    run.save(Clock(step=1), lambda: Checkpoint(1, {"w": torch.zeros(1)}, {}, {}))
+    amending = threading.Thread(target=run.amend, args=(Clock(step=2), [Change("policy", "a", "b")]))
+    amending.start()
+    amending.join(0.2)
+    assert amending.is_alive()
+    gate.opened.set()
+    amending.join(60)
+    assert names(tmp_path) == ["step-00000001"]
+    run.close(RESULT, FACTS.plan)
+
+
+def test_a_run_that_fails_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
+    class Waiting:
+        path, abandoned = tmp_path, threading.Event()
+
+        def write(self) -> None:
+            """Do nothing: this rank's part is there."""
+
+        def finish(self) -> Roots:
+            raise CheckpointError("Rank 1's isn't." if self.abandoned.wait(60) else "Nobody said to give up.")
+
+    run, draft = started(tmp_path), Waiting()
+    run._saver._flight = flight = saving.Flight(Clock(step=1), draft, is_first=True)
+    run.close(RESULT, FACTS.plan)
+    assert str(flight.error) == "Rank 1's isn't."
 
 
 @pytest.mark.parametrize("when", ["step", "save", "end"])

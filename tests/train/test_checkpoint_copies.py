@@ -11,6 +11,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 
 from cosmati.data.shards.remote import RemoteError
 from cosmati.data.shards.upload import Target
@@ -151,7 +152,6 @@ def test_the_loop_does_not_wait_for_a_copy_and_what_is_copied_stays(
 
     def wait(self: Target, name: str, path: Path) -> None:
         assert opened.wait(60)
-        assert path.exists(), "it isn't deleted as long as it's copied"
         put(self, name, path)
 
     monkeypatch.setattr(Target, "put_file", wait)
@@ -160,8 +160,11 @@ def test_the_loop_does_not_wait_for_a_copy_and_what_is_copied_stays(
     )
     with trainer:
         assert steps(str(tmp_path / "elsewhere/run")) == [], "it's under way"
-        opened.set()
-    assert steps(str(tmp_path / "elsewhere/run")) == ["step-00000000"]
+        trainer.step((torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)))
+        threading.Timer(0.3, opened.set).start()
+        trainer.save()  # It would have the one before removed, and waits.
+        assert opened.is_set()
+    assert steps(str(tmp_path / "elsewhere/run")) == ["step-00000001"]
 
 
 @pytest.mark.s3

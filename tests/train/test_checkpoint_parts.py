@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -36,7 +38,7 @@ from cosmati.train.layout.shares import Held, Plan, roots_of, share_out
 from cosmati.train.layout.span import Span, parameter_in
 from cosmati.train.run import checkpoints
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
-from cosmati.train.run.parts import part_name, parts_written
+from cosmati.train.run.parts import DTYPES, part_name, parts_written
 from cosmati.train.trainer import Trainer
 from cosmati.train.warm_start import load_weights
 from tests.train.in_parts import put_into_parts, write_in_parts
@@ -150,9 +152,33 @@ def test_what_is_read_is_what_ranks_have_written(tmp_path: Path, world: int) -> 
         assert all(torch.equal(one, after[key]) and one.dtype == after[key].dtype for key, one in before.items())
     names = [part_name(rank, world) for rank in range(world)]
     assert sorted(path.name for path in folder.iterdir()) == ["digests.json", "index.json", *names, "state.json"]
+    for name in names:
+        length = int.from_bytes((folder / name).read_bytes()[:8], "little")
+        header = json.loads((folder / name).read_bytes()[8 : 8 + length])
+        assert length % 8 == 0
+        assert all(told["data_offsets"][0] % DTYPES[told["dtype"]].itemsize == 0 for told in header.values()), "aligned"
     # Any reader of safetensors gets at the elements.
     flat = {key: value for name in names for key, value in load_file(folder / name).items()}
     assert torch.equal(flat["model/turned@0"], written.model["turned"].flatten())
+
+
+def test_what_observers_keep_is_in_the_file_and_no_part_of_the_digest(tmp_path: Path) -> None:
+    plain = _checkpoint()
+    watched = replace(plain, state={**plain.state, "observer/seen": torch.ones(2)})
+    assert write_in_parts(tmp_path, watched, 2) == watched.roots == plain.roots
+    assert read_checkpoint(tmp_path / "step-00000003").state["observer/seen"].tolist() == [1, 1]
+
+
+def test_a_part_is_on_disk_before_its_rank_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name) or fsync(fd))
+    write_in_parts(tmp_path, _checkpoint(), 2)
+    for rank in range(2):
+        name = part_name(rank, 2)
+        assert synced.index(name) < synced.index(name.replace("safetensors", "json.tmp"))
+    assert {"index.json", "state.json", "digests.json"} <= set(synced)
+    assert synced[-2:] == [".draft-00000003", tmp_path.name]
 
 
 def test_tensors_are_read_one_by_one_and_none_is_kept(tmp_path: Path) -> None:

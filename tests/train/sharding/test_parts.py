@@ -68,6 +68,8 @@ def test_parts_are_read_on_any_ranks_under_any_sharding(
         step = parts_worker.STEPS if stop == 0 else stop
         assert {(one["step"], one["signed"]) for one in told} == {(step, plain(kind)[step])}
         assert len({one["root"] for one in told}) == 1
+        # Each rank's own code may have written to them.
+        assert [one["buffers"] for one in told] == [2] + [2 * (sharding == "replicated")] * (len(told) - 1)
         files, size = told[0]["files"], told[0]["bytes"]
         parts = [files[name] for name in files if name.startswith("part-")]
         assert ("model.safetensors" in files) == (not parts)

@@ -87,7 +87,7 @@ def share_out(holders: Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence
     """Return who writes what.
 
     Args:
-        holders: by key a tensor's type, shape, and who holds what of it: each element somebody.
+        holders: by key a tensor's type, shape, and who holds what of it: all of them all of it, or each element one.
         world: number of ranks.
     """
     loads = [0] * world
@@ -133,9 +133,8 @@ def _chunks(one: SharedTensor) -> list[tuple[int, int]]:
 
 
 def _pool(held: Sequence[Held], start: int, stop: int) -> list[int]:
-    """Return who may write a chunk: who holds all of it, or else some."""
-    whole = [one.rank for one in held if one.start <= start and stop <= one.stop]
-    return whole or [one.rank for one in held if one.start < stop and start < one.stop]
+    """Return who may write a chunk: who holds some of it; of an empty tensor, anybody who has it."""
+    return [one.rank for one in held if one.start < stop and start < one.stop] or [one.rank for one in held]
 
 
 def _runs(one: SharedTensor, writers: Sequence[int]) -> Iterator[Run]:
@@ -159,7 +158,7 @@ def _moves(run: Run, held: Sequence[Held]) -> Iterator[Move]:
             at = min(own.stop, run.stop)
             continue
         source = next(one for one in held if one.start <= at < one.stop)
-        end = min(source.stop, run.stop, own.start if own.start > at else run.stop)
+        end = min(source.stop, run.stop)
         yield Move(source.rank, run.writer, at, end)
         at = end
 
