@@ -7,6 +7,7 @@ import argparse
 from benchmarks import (
     accumulation,
     augmentations,
+    checkpoints,
     composed,
     decoding,
     import_cost,
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "loop_overhead": loop_overhead.run,
     "routing_cost": routing_cost.run,
     "scaling": scaling.run,
+    "checkpoints": checkpoints.run,
     "strategies": strategies.run,
     "import_cost": import_cost.run,
     "streaming": streaming.run,

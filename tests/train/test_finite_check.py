@@ -10,7 +10,7 @@ import torch
 
 from cosmati.errors import DivergenceError
 from cosmati.train.config import RunConfig
-from cosmati.train.finite import FiniteCheck
+from cosmati.train.finite import FiniteCheck, not_finite
 
 BAD = [math.nan, math.inf, -math.inf]
 
@@ -52,3 +52,27 @@ def test_a_look_sees_what_came_since_the_last_one() -> None:
     check.check(torch.tensor(1.0), 2)
     with pytest.raises(DivergenceError, match="up to 3"):
         check.look(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+def test_one_element_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype) -> None:
+    """As isfinite finds it, in the vector's body and in its rest; the largest finite number is finite."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 7, 64, 1001):
+        values = torch.randn(size, generator=generator).to(dtype)
+        values[0] = torch.finfo(dtype).max
+        assert not not_finite({"whole": values, "turned": values.view(1, -1).t().expand(size, 3)})
+        for bad in BAD:
+            at = int(torch.randint(size, (), generator=generator))
+            spoilt = values.clone()
+            spoilt[at] = complex(0, bad) if dtype.is_complex else bad
+            assert not_finite({"whole": values, "spoilt": spoilt, "turned": spoilt.expand(2, size).t()}) == {
+                "spoilt",
+                "turned",
+            }
+
+
+def test_a_sparse_tensor_is_finite_where_what_it_holds_is() -> None:
+    empty = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.long), torch.empty(0), (4,), check_invariants=True)
+    spoilt = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.tensor([math.nan]), (4,), check_invariants=True)
+    assert not_finite({"empty": empty, "spoilt": spoilt, "ints": torch.ones(3, dtype=torch.int64)}) == {"spoilt"}

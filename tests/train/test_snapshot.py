@@ -22,7 +22,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.config import RunConfig
 from cosmati.train.feed import Feed
 from cosmati.train.prepare import Ingredients, prepare
-from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, read_checkpoint, write_checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, read_checkpoint, whole, write_checkpoint
 from cosmati.train.snapshot import restore, snapshot
 
 CLOCK = Clock(step=3, epoch=1, step_in_epoch=1, rows=12, tokens=24, seconds=1.5)
@@ -101,7 +101,7 @@ def _states(*values: float) -> dict[int, State]:
 def test_what_goes_on_from_a_snapshot_takes_the_same_steps(tmp_path: Path) -> None:
     assembly, feed, _ = _prepared(0)
     _train(assembly, feed, 2)
-    taken = snapshot(assembly, _states(7.0, 8.0), CLOCK, assembly.plan, feed)
+    taken = whole(snapshot(assembly, _states(7.0, 8.0), CLOCK, assembly.plan, feed))
     checkpoint = read_checkpoint(publish_checkpoint(write_checkpoint(tmp_path, taken), keep=1))
     expected = _train(assembly, feed, 3)
     other, other_feed, loader = _prepared(1)
@@ -123,7 +123,7 @@ def test_a_snapshot_names_what_it_holds() -> None:
     assembly, feed, _ = _prepared(0)
     _train(assembly, feed, 1)
     plan = assembly.plan.withdraw("resume", "a reason")
-    checkpoint = snapshot(assembly, _states(7.0, 8.0), CLOCK, plan, feed)
+    checkpoint = whole(snapshot(assembly, _states(7.0, 8.0), CLOCK, plan, feed))
     assert checkpoint.step == 3
     assert set(checkpoint.model) == set(assembly.model.state_dict())
     owned = {name.split("/")[1]: set[str]() for name in checkpoint.state if name.startswith("optimizer/")}
@@ -149,7 +149,7 @@ def test_a_snapshot_names_what_it_holds() -> None:
 
 def test_a_snapshot_without_data_has_no_place() -> None:
     assembly, _, _ = _prepared(0)
-    checkpoint = snapshot(assembly, {}, CLOCK, assembly.plan, None)
+    checkpoint = whole(snapshot(assembly, {}, CLOCK, assembly.plan, None))
     assert checkpoint.facts["feed"] == {}
     assert restore(checkpoint, assembly, None).clock == CLOCK
 
@@ -158,14 +158,14 @@ def test_promises_that_were_taken_back_stay_so() -> None:
     assembly, feed, _ = _prepared(0)
     assert assembly.plan.holds("resume")
     plan = assembly.plan.withdraw("resume", "a reason")
-    restored = restore(snapshot(assembly, {}, CLOCK, plan, feed), assembly, feed)
+    restored = restore(whole(snapshot(assembly, {}, CLOCK, plan, feed)), assembly, feed)
     assert restored.plan == plan
     assert not restored.plan.holds("resume")
 
 
 def test_another_model_is_refused() -> None:
     assembly, feed, _ = _prepared(0)
-    checkpoint: Checkpoint = replace(snapshot(assembly, {}, CLOCK, assembly.plan, feed), step=3)
+    checkpoint: Checkpoint = replace(whole(snapshot(assembly, {}, CLOCK, assembly.plan, feed)), step=3)
     other, other_feed, _ = _prepared(0, width=5)
     with pytest.raises(CheckpointError, match="don't fit the model"):
         restore(checkpoint, other, other_feed)

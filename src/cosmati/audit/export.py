@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from safetensors.torch import save_file
+
 from cosmati import __version__
 from cosmati.audit.about import About
 from cosmati.audit.bundle import LIST_FILE, LIST_STATEMENT, list_of, pack, sha256_of
@@ -29,7 +31,9 @@ from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE, Scan, read_head, r
 from cosmati.ledger.verify import LEVEL_0, verify_ledger
 from cosmati.provenance.voucher import FOLDER
 from cosmati.storage.draft_folder import draft_folder
+from cosmati.train.run.checkpoints import read_checkpoint
 
+WHOLE_FILE = "model.safetensors"
 LEDGER, WEIGHTS, WEIGHTS_SIGNATURE, WEIGHTS_KEY = "ledger", "weights", "weights.sig.json", "weights.pub.pem"
 FIGURES, ABOUT, README_FILE = "figures.json", "about.json", "README.txt"
 TRAINING, EXCLUSIONS = "statements/training.dsse.json", "statements/exclusions.dsse.json"
@@ -76,7 +80,8 @@ def export_bundle(
         ledger: folder of the run's ledger; the run may go on meanwhile.
         bundle: the file to write, replaced if it's there.
         key: the operator's key; the one for weights lies beside it, and is made if there's none.
-        weights: a safetensors file that the ledger signs; none are packed if left out.
+        weights: a safetensors file, or the folder of a checkpoint in parts, that the ledger signs; none are packed if
+            left out.
         replays: results of replays of this run (`ReplayResult`).
         about: the provider's words.
         rights: a credential, and the keys that were released under it, for its holder; the ledger's boxes stay boxes.
@@ -113,11 +118,15 @@ def _fill(folder: Path, signer: SigningKey, weights_key: Path, weights: Path | N
     signed_step = None
     if weights is not None:
         (folder / WEIGHTS).mkdir()
-        _link(weights, folder / WEIGHTS / weights.name)
+        packed = folder / WEIGHTS / (WHOLE_FILE if weights.is_dir() else weights.name)
+        if weights.is_dir():  # a checkpoint in parts
+            save_file(dict(read_checkpoint(weights).model), packed)
+        else:
+            _link(weights, packed)
         signed_step = check_weights(opened, weights).step
         (folder / WEIGHTS_KEY).write_bytes(public_key_of(weights_key))
         sign_weights(folder / WEIGHTS, folder / WEIGHTS_SIGNATURE, weights_key)
-        digests[f"{WEIGHTS}/{weights.name}"] = sha256_of(folder / WEIGHTS / weights.name)
+        digests[f"{WEIGHTS}/{packed.name}"] = sha256_of(packed)
     found = figures(opened, report, copy)
     (folder / FIGURES).write_bytes(encode_details(found))
     (folder / ABOUT).write_bytes(encode_details(about.model_dump(mode="json")))

@@ -12,13 +12,15 @@ from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError, RefutedError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.roots import SignedRoot, signed_roots
-from cosmati.train.run.checkpoints import list_checkpoints
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint, weights_in
 
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 
 
 def named_weights(place: Path, ledger: Path) -> Path:
     """Return the weights that a path within a run names: a checkpoint's, or the newest one's if it's the run itself.
+
+    They are a file; or the checkpoint's folder, where ranks have written them in parts.
 
     Args:
         place: the run's folder, its `ledger` or `checkpoints`, a checkpoint's folder, or a file of weights.
@@ -31,8 +33,8 @@ def named_weights(place: Path, ledger: Path) -> Path:
     run = ledger.parent
     found = list_checkpoints(run / "checkpoints")
     if place not in (run, ledger, run / "checkpoints"):
-        named = place / "model.safetensors" if place.is_dir() else place
-        if not named.is_file():
+        named = weights_in(place) if place.is_dir() else place
+        if not named.exists():
             others = ", ".join(one.name for one in found[:3]) or "none"
             msg = (
                 f"There are no weights in {place}: it isn't a checkpoint of {run}. Name one that's there (newest "
@@ -43,7 +45,7 @@ def named_weights(place: Path, ledger: Path) -> Path:
     if not found:
         msg = f"{run} holds no checkpoint. Name the file of weights: --weights FILE.safetensors."
         raise CheckpointError(msg)
-    return found[0] / "model.safetensors"
+    return weights_in(found[0])
 
 
 def check_weights(ledger: VerifiedLedger, path: Path) -> SignedRoot:
@@ -51,22 +53,22 @@ def check_weights(ledger: VerifiedLedger, path: Path) -> SignedRoot:
 
     Args:
         ledger: of the run.
-        path: a safetensors file of parameters and buffers by name. In a checkpoint's folder it must hold the weights
-            of that folder's step.
+        path: a safetensors file of parameters and buffers by name, or the folder of a checkpoint in parts. A checkpoint
+            must hold the weights of its folder's step.
 
     Raises:
         CheckpointError: the file can't be read. RefutedError: no entry signs these weights, or none that stands, or
             they're those of another step.
     """
     try:
-        root = parameter_root(load_file(path))
+        root = parameter_root(read_checkpoint(path).model if path.is_dir() else load_file(path))
     except (OSError, ValueError, SafetensorError) as error:
         msg = f"The weights {path} can't be read: {error}. Give a whole safetensors file."
         raise CheckpointError(msg) from error
     signed = signed_roots(ledger)
     same = [one for one in signed if one.root == root]
     standing = [one for one in same if one.stands]
-    match = _STEP_FOLDER.fullmatch(path.resolve().parent.name)
+    match = _STEP_FOLDER.fullmatch((path / "_" if path.is_dir() else path).resolve().parent.name)
     wanted = [one for one in standing if match is None or one.step == int(match[1])]
     if wanted:
         return wanted[-1]

@@ -36,7 +36,9 @@ def profile(
     has_ledger = recipe.policy is not None if recipe.config.ledger is None else recipe.config.ledger
     with TemporaryDirectory(prefix="cosmati-profile-") as aside:
         folder = Path(aside) / "run" if has_ledger else None  # It's a part of the step, and has to lie somewhere.
-        config = dataclasses.replace(recipe.config, run_folder=folder, evaluate_every=None, checkpoint_every=None)
+        config = dataclasses.replace(
+            recipe.config, run_folder=folder, evaluate_every=None, checkpoint_every=None, checkpoint_to=""
+        )
         recipe = dataclasses.replace(recipe, config=config, evaluation=None)
         found = profiled(lambda observers: recipe.trainer(observers=observers), out, warm_up=warm_up, num_steps=steps)
     typer.echo(str(found))

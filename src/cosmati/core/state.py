@@ -127,10 +127,19 @@ def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:
 
 def tensor_root(name: str, tensor: Tensor) -> bytes:
     """Return the Merkle root of one named tensor."""
-    content = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
-    chunks = (content[i : i + CHUNK_BYTES].tobytes() for i in range(0, content.size, CHUNK_BYTES))
-    return merkle_root(leaf_hash(data, _blake3) for data in (head, *chunks))
+    content = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return root_of_chunks(name, tensor.dtype, tuple(tensor.shape), chunk_hashes(content))
+
+
+def chunk_hashes(content: Tensor) -> list[bytes]:
+    """Return the leaf hashes of canonical bytes that begin a chunk: uint8 [n], on the CPU."""
+    held = content.numpy()
+    return [leaf_hash(held[i : i + CHUNK_BYTES].tobytes(), _blake3) for i in range(0, held.size, CHUNK_BYTES)]
+
+
+def root_of_chunks(name: str, dtype: torch.dtype, shape: tuple[int, ...], chunks: Iterable[bytes]) -> bytes:
+    """Return the Merkle root of one named tensor, whose chunks may have been hashed in several places."""
+    return merkle_root((leaf_hash(f"{name}\0{dtype}\0{shape}".encode(), _blake3), *chunks))
 
 
 def merkle_root(hashes: Iterable[bytes]) -> bytes:

@@ -227,11 +227,21 @@ def _thinned(points: Mapping[float, float | None]) -> tuple[tuple[Any, float | N
     return tuple(zip(*extremes([one[0] for one in finite], [one[1] for one in finite], _MAX_POINTS), strict=True))
 
 
+_IN_PARTS = "roots of checkpoints in parts"
+
+
 def _weights(folder: Path) -> tuple[dict[str, dict[int, str]], tuple[str, ...]]:
     """Return digests of the weights: those of a verified ledger, and of the checkpoints that are kept."""
-    found: dict[str, dict[int, str]] = {"checkpoints' weights": {}}
+    # What ranks have written in parts is in other files for each number of ranks, and has a root.
+    found: dict[str, dict[int, str]] = {"checkpoints' weights": {}, _IN_PARTS: {}}
     for checkpoint in folder.glob("checkpoints/step-*"):
         try:
+            index = checkpoint / "index.json"
+            if index.exists():
+                if index.stat().st_size <= _LARGEST_STATE:
+                    told = msgspec.json.decode(plain_bytes(index), type=dict[str, Any])
+                    found[_IN_PARTS][int(checkpoint.name[5:])] = str(told["parameter_root"])
+                continue
             digests = msgspec.json.decode(plain_bytes(checkpoint / "digests.json"), type=dict[str, str])
             found["checkpoints' weights"][int(checkpoint.name[5:])] = digests["model.safetensors"]
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError):

@@ -226,9 +226,12 @@ def _values(name: str, line: Mapping[str, object]) -> dict[str, float]:
 
 
 def _checkpoints(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the checkpoints that are there, with the digest of the weights' file."""
+    """Yield the checkpoints that are there, with the digest of the weights' file, or their root."""
     for path in sorted((folder / "checkpoints").glob("step-*")):
         try:
+            if (path / "index.json").exists():  # in parts
+                yield path, f"merkle:{json.loads((path / 'index.json').read_text(encoding='utf-8'))['parameter_root']}"
+                continue
             digests = json.loads((path / "digests.json").read_text(encoding="utf-8"))
             yield path, f"sha256:{digests['model.safetensors']}"
         except (OSError, ValueError, KeyError):

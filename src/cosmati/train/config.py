@@ -82,6 +82,9 @@ class RunConfig(NamedSettings):
         device: where the model trains; None takes the model's own.
         run_folder: where record, checkpoints and ledger go, a string or a path; None keeps nothing.
         checkpoint_every: time string, `600sec` of the wall clock too; None keeps the first and the last state.
+        checkpoint_async: write checkpoints beside the loop, which waits for no more than a copy of the state.
+        checkpoint_to: where published checkpoints are copied, too, below the run folder's name: a folder, or a URL that
+            fsspec knows (`s3://bucket/runs`). A run goes on from there, where its folder has no checkpoint as new.
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
         ledger: keep a ledger; None keeps one where there is a run folder, and a policy or signed data.
@@ -156,6 +159,8 @@ class RunConfig(NamedSettings):
     device: str | None = None
     run_folder: PathSetting = PathSetting()
     checkpoint_every: str | None = None
+    checkpoint_async: bool = False
+    checkpoint_to: str = ""
     num_checkpoints: int = 2
     evaluate_every: str | None = None
     ledger: bool | None = None

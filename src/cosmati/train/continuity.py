@@ -68,12 +68,11 @@ class Continuity:
         self._probe = Probe()
         self._expected: list[str | None] | None = None
         self._where = ""
-        self.never_finite = not_finite(
-            {
-                **dict(assembly.layout.save()),
-                **loss_buffers([turn.loss for turn in assembly.turns], assembly.model),
-            }
-        )
+        begun = {name: span.tensor for name, span in assembly.layout.held().items()}
+        begun |= loss_buffers([turn.loss for turn in assembly.turns], assembly.model)
+        # A part of it may be on another rank.
+        told = assembly.ranks.told_by_all({"names": sorted(not_finite(begun))})
+        self.never_finite = {name for one in told for name in one["names"]}
         self.has_seen = False
         self._since, self._past, self._broken = 0, Past(), Broken()
         self._modes = {name: module.training for name, module in self._modules()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,18 +30,19 @@ from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
 from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, try_out_all
-from cosmati.train.observers.observer import Observer, checked_observers, states_of
+from cosmati.train.observers.observer import Observer, checked_observers
 from cosmati.train.opening import open_run, read_back, without_ends, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.policy_watch import policy_watch_of
 from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import explain
-from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, whole
 from cosmati.train.run.environment import numerics
+from cosmati.train.run.parts import HeldState
 from cosmati.train.run.result import RunResult, outcome_of
 from cosmati.train.run.session import OpenRun
 from cosmati.train.signed import refuse_own_rows
-from cosmati.train.snapshot import snapshot
+from cosmati.train.snapshot import snapshot, with_observers
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
 
@@ -275,9 +275,10 @@ class Lifecycle(KnownNames):
         """
         if self._continuity is not None:
             a, kept = self.assembly, self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
-            self.finite.publish({**dict(a.layout.save()), **kept}, self._continuity.never_finite, (), a.ranks.agree)
+            held = {name: span.tensor for name, span in a.layout.held().items()}
+            self.finite.publish({**held, **kept}, self._continuity.never_finite, (), a.ranks.agree)
 
-    def _snapshot(self) -> Checkpoint:
+    def _snapshot(self) -> Checkpoint | HeldState:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
         # Who evaluates by hand, and saves before model.train(), means other modes than those of the next step.
@@ -286,15 +287,13 @@ class Lifecycle(KnownNames):
         facts = self._continuity.facts(self.clock.step, self.plan, compare_code=can_compare, keep_modes=keep_modes)
         facts["cuts"] = self.cuts.made
         taken = snapshot(self.assembly, self.methods.states, self.clock, self.plan, self.feed, facts)
-        held = {**taken.model, **taken.state}
         optimizers = [scheduled.optimizer for scheduled in self.assembly.optimizers]
         plain = [{"groups": o.param_groups, "state": list(o.state.values())} for o in optimizers]
-        self.finite.publish(held, self._continuity.never_finite, plain)
+        is_cut, ranks = self.assembly.layout.is_cut, self.assembly.ranks
+        self.finite.publish(taken.tensors, self._continuity.never_finite, plain, ranks.agree if is_cut else bool)
         # Only now: what an observer keeps may be infinite.
-        told, tensors = states_of(self.observers)
-        if not told:
-            return taken
-        return dataclasses.replace(taken, state={**taken.state, **tensors}, facts={**taken.facts, "observers": told})
+        taken = with_observers(taken, self.observers, self.assembly)
+        return taken if is_cut else whole(taken)
 
     def __enter__(self) -> Self:
         """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
@@ -370,6 +369,8 @@ class Lifecycle(KnownNames):
                 self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
                 self.look_around()
                 self.save()
+            if kind is None and self._run is not None:
+                self._run.settle(copied=True)
 
     def _close_run(
         self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None

@@ -162,7 +162,7 @@ class Ranks:
         """Return the ranks that have another digest than the first one."""
         if not self.is_parallel:
             return []
-        everyone = self.gather_by_rank(torch.tensor([list(digest)], dtype=torch.uint8, device=_device()))
+        everyone = self.gather_by_rank(torch.tensor([list(digest)], dtype=torch.uint8, device=exchange_device()))
         return (everyone != everyone[0]).any(1).nonzero().flatten().tolist()
 
     def unlike_names(self, digests: Mapping[str, bytes]) -> list[str]:
@@ -210,7 +210,7 @@ class Ranks:
         rows = -1
         if data is not None:
             rows = data.num_rows if isinstance(data, Batch) else count_rows_and_tokens(data)[0]
-        everyone = self.gather_by_rank(torch.tensor([[num_passes, rows]], device=_device())).tolist()
+        everyone = self.gather_by_rank(torch.tensor([[num_passes, rows]], device=exchange_device())).tolist()
         passes, counts = ({*found} for found in zip(*everyone, strict=True))
         if len(passes) == len(counts) == 1:
             return
@@ -228,10 +228,11 @@ class Ranks:
         if not self.is_parallel:
             return [dict(own)]
         text = json.dumps(own).encode()
-        longest = int(self.gather_by_rank(torch.tensor([len(text)], device=_device())).max())
+        longest = int(self.gather_by_rank(torch.tensor([len(text)], device=exchange_device())).max())
         # JSON may end in blanks.
-        everyone = self.gather_by_rank(torch.tensor([list(text.ljust(longest))], dtype=torch.uint8, device=_device()))
-        return [json.loads(bytes(row)) for row in everyone.tolist()]
+        row = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        everyone = self.gather_by_rank(row[None].to(exchange_device())).cpu()
+        return [json.loads(bytes(one.numpy())) for one in everyone]
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -250,11 +251,11 @@ class Ranks:
         """Return what the first rank has to tell; one small exchange where that is nothing."""
         if not self.is_parallel:
             return message
-        size = torch.tensor([len(message)], device=_device())
+        size = torch.tensor([len(message)], device=exchange_device())
         dist.broadcast(size, 0)
-        content = torch.zeros(int(size), dtype=torch.uint8, device=_device())
+        content = torch.zeros(int(size), dtype=torch.uint8, device=exchange_device())
         if self.rank == 0:
-            content = torch.tensor(list(message), dtype=torch.uint8, device=_device())
+            content = torch.tensor(list(message), dtype=torch.uint8, device=exchange_device())
         if len(content):
             dist.broadcast(content, 0)
         return bytes(content.tolist())
@@ -268,7 +269,7 @@ class Ranks:
         """Return whether any rank raised a flag."""
         if not self.is_parallel:
             return flag
-        value = torch.tensor([float(flag)], device=_device())
+        value = torch.tensor([float(flag)], device=exchange_device())
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
         return bool(value.item())
 
@@ -295,5 +296,6 @@ def all_gather(gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None
     return getattr(dist, name)(gathered, own, group=group, async_op=is_async)
 
 
-def _device() -> torch.device:
+def exchange_device() -> torch.device:
+    """Return where tensors have to be that ranks exchange."""
     return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")

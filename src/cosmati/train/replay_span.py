@@ -268,6 +268,7 @@ def _settings(span: RecipeSpan) -> dict[str, Any]:
     told = {name: recipe[f"cadence.{name}"] for name in CADENCES if f"cadence.{name}" in recipe}
     told |= {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
     settings: dict[str, Any] = {"change": CHANGEABLE, "ledger": True, "progress": False}
+    settings |= {"checkpoint_async": False, "checkpoint_to": ""}  # They're looked at as soon as they're written.
     settings |= dict.fromkeys(LEARNING_CADENCES, 0)  # A release that says nothing of them measured none.
     for name, text in told.items():
         is_number = isinstance(getattr(RunConfig(), name), int)

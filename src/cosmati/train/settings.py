@@ -55,6 +55,8 @@ _NEUTRAL = (
     "change",
     "load_weights",
     "resume_from",
+    "checkpoint_async",
+    "checkpoint_to",
     "require_signed",
     "trusted_roots",
     "artifacts",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
+from cosmati.train.layout.span import Span
 from cosmati.train.loss_state import loss_buffers, restore_loss_buffers
+from cosmati.train.observers.observer import Observer, states_of
 from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.run.parts import HeldState
 
 
 @dataclass(frozen=True)
@@ -42,30 +45,32 @@ def snapshot(
     plan: Plan,
     feed: Feed | None,
     about: Mapping[str, Any] | None = None,
-) -> Checkpoint:
-    """Gather the state of a run, and further facts about it. Every rank has to take part."""
+) -> HeldState:
+    """Return what this rank holds of the state of a run, and further facts about it. Every rank has to take part."""
     names = _names(assembly)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Span] = {}
     optimizers = []
     for index, scheduled in enumerate(assembly.optimizers):
         own, facts = optimizer_tensors(scheduled.optimizer, names)
-        own = assembly.layout.whole_state(own, of_optimizers=True)
-        tensors |= {f"optimizer/{index}/{name}": value for name, value in own.items()}
+        spans = assembly.layout.held_state(own, of_optimizers=True)
+        tensors |= {f"optimizer/{index}/{name}": span for name, span in spans.items()}
         optimizers.append(facts)
     for index, state in states.items():
         kept = {name: value for name, value in state.items() if next(iterate_tensors(value), None) is not None}
-        kept = assembly.layout.whole_state(kept, of_optimizers=False)
-        tensors |= {f"method/{index}/{name}": value for name, value in kept.items()}
-    tensors |= {
+        spans = assembly.layout.held_state(kept, of_optimizers=False)
+        tensors |= {f"method/{index}/{name}": span for name, span in spans.items()}
+    data, own = encode(dict(feed.state()) if feed else {})
+    own = {f"feed/{name}": value for name, value in own.items()}
+    own |= {f"deferred/{name}": rows for name, rows in assembly.deferred_rows.state().items()}
+    own |= {
         name: value.clone()
         for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
     }
-    data, own = encode(dict(feed.state()) if feed else {})
-    tensors |= {f"feed/{name}": value for name, value in own.items()}
-    tensors |= {f"deferred/{name}": rows for name, rows in assembly.deferred_rows.state().items()}
-    return Checkpoint(
+    if assembly.ranks.rank == 0 or not assembly.layout.is_cut:
+        tensors |= {name: Span.of(value) for name, value in own.items()}
+    return HeldState(
         clock.step,
-        dict(assembly.layout.save()),
+        assembly.layout.held(),
         tensors,
         {
             "clock": list(clock),
@@ -75,6 +80,16 @@ def snapshot(
             **(about or {}),
         },
     )
+
+
+def with_observers(taken: HeldState, observers: Sequence[Observer], assembly: Assembly) -> HeldState:
+    """Return a state with what observers keep beside it: those of the first rank, where each writes its part."""
+    told, tensors = states_of(observers)
+    if not told:
+        return taken
+    is_mine = assembly.ranks.rank == 0 or not assembly.layout.is_cut
+    own = {name: Span.of(value) for name, value in tensors.items() if is_mine}
+    return replace(taken, state={**taken.state, **own}, facts={**taken.facts, "observers": told})
 
 
 def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Restored:
@@ -87,17 +102,17 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     assembly.layout.load(checkpoint.model)
     names = _names(assembly)
     for index, scheduled in enumerate(assembly.optimizers):
-        own = assembly.layout.own_state(_below(checkpoint.state, f"optimizer/{index}/"), of_optimizers=True)
+        own = assembly.layout.own_state(_Below(checkpoint.state, f"optimizer/{index}/"), of_optimizers=True)
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
     restore_loss_buffers([turn.loss for turn in assembly.turns], assembly.model, checkpoint.state, assembly.device)
     states: dict[int, State] = {}
     for index in range(len(assembly.plan.methods)):
-        own = assembly.layout.own_state(_below(checkpoint.state, f"method/{index}/"), of_optimizers=False)
+        own = assembly.layout.own_state(_Below(checkpoint.state, f"method/{index}/"), of_optimizers=False)
         states[index] = {name: value.to(assembly.device) for name, value in own.items()}
-    assembly.deferred_rows.restore(_below(checkpoint.state, "deferred/"))
+    assembly.deferred_rows.restore(_Below(checkpoint.state, "deferred/"))
     clock = Clock(*facts["clock"])
     if feed is not None:
-        feed.restore(decode(facts["feed"], _below(checkpoint.state, "feed/")), clock)
+        feed.restore(decode(facts["feed"], _Below(checkpoint.state, "feed/")), clock)
     return Restored(clock, states, assembly.plan.recalled(facts["withdrawn"]))
 
 
@@ -105,5 +120,18 @@ def _names(assembly: Assembly) -> dict[int, str]:
     return {id(parameter): name for name, parameter in assembly.layout.pieces()}
 
 
-def _below(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+class _Below(Mapping[str, torch.Tensor]):
+    """Those of some tensors whose names have a prefix, without it; each is read when it's asked for."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor], prefix: str) -> None:
+        self._state, self._prefix = state, prefix
+        self._names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._state[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

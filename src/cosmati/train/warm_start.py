@@ -52,7 +52,7 @@ def load_weights(model: nn.Module, path: Path) -> dict[str, object]:
             raise CheckpointError(f"{path} can't be read as safetensors: {error}. Give another file.") from error
         load_model_tensors(model, tensors)
         return {"file": path.name, "root": parameter_root(tensors).hex()}
-    found = list_checkpoints(path / "checkpoints") or ([path] if (path / "model.safetensors").exists() else [])
+    found = list_checkpoints(path / "checkpoints") or ([path] if (path / "digests.json").exists() else [])
     if not found:
         msg = f"{path} holds no weights. Give a run's folder, one of its checkpoints, or a safetensors file."
         raise CheckpointError(msg)

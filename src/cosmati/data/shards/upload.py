@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 from cosmati.data.shards.remote import Remote, RemoteError
 from cosmati.errors import DataError
-from cosmati.storage.atomic import DRAFT_SUFFIX, replace_file
+from cosmati.storage.atomic import DRAFT_SUFFIX, draft_of, publish, replace_file
 
 _WITH_FOLDERS = {"file", "local", "dir", "sftp", "ssh", "smb", "ftp", "hdfs", "webhdfs", "arrow_hdfs"}
 _BYTES_PER_SECOND = 100_000
@@ -50,6 +51,31 @@ class Target(Remote):
             files.makedirs(path.rpartition("/")[0], exist_ok=True)
             files.pipe_file(path + DRAFT_SUFFIX, data)
             files.mv(path + DRAFT_SUFFIX, path)
+
+        self._change(name, send)
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Put a copy of a file here in place, whole; one of that name goes. It isn't read into memory.
+
+        Raises:
+            OSError: a local disk won't take it.
+            DataError: the remote won't.
+        """
+        if self.local is not None:
+            place = self.local / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, draft_of(place))
+            publish(draft_of(place), place)
+            return
+        self._deadline_seconds = self._least_seconds + path.stat().st_size / _BYTES_PER_SECOND
+
+        def send(files: Any, to: str) -> None:  # noqa: ANN401  (fsspec's)
+            if not _has_folders(files):
+                files.put_file(str(path), to)
+                return
+            files.makedirs(to.rpartition("/")[0], exist_ok=True)
+            files.put_file(str(path), to + DRAFT_SUFFIX)
+            files.mv(to + DRAFT_SUFFIX, to)
 
         self._change(name, send)
 

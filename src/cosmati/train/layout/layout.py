@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cosmati.core.pieces import Pieces
 from cosmati.routing.cells import RegionWeights
 from cosmati.train.direction_sketch import DirectionSketch
+from cosmati.train.layout.span import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,13 @@ class LayoutStep(Protocol):
 
 
 class Layout(Protocol):
-    """Names, regions and local pieces of parameters, who runs which microbatch, and the step's sum."""
+    """Names, regions and local pieces of parameters, who runs which microbatch, and the step's sum.
+
+    Attributes:
+        is_cut: ranks hold unlike parts of the state, so that a checkpoint is written by all of them.
+    """
+
+    is_cut: bool
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -151,6 +158,17 @@ class Layout(Protocol):
 
     def save(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole parameters and persistent buffers by name, one at a time. Every rank has to ask for all."""
+        ...
+
+    def held(self) -> dict[str, Span]:
+        """Return what this rank holds of parameters and persistent buffers, by name; no other rank is asked.
+
+        What ranks may hold otherwise, where their own code has written to it, is the first rank's alone.
+        """
+        ...
+
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+        """Return what this rank holds of the state of optimizers or methods (see `whole_state`); all have to ask."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

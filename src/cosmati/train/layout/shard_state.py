@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.train.layout.shard_cut import RowCut
+from cosmati.train.layout.span import Span, parameter_in
 from cosmati.train.ranks import Ranks
 
 
@@ -54,16 +55,25 @@ class ShardState:
                 kept[key] = value
         return kept
 
+    def held(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+        """Return this rank's parts (see `gathered`); of what isn't cut, the first rank has it, or a matrix's owner."""
+        found: dict[str, Span] = {}
+        for key, value in tensors.items():
+            name = self._name_in(key, of_optimizers=of_optimizers)
+            is_staged = of_optimizers and name in self._staged
+            if name is not None and not is_staged and value.ndim and tuple(value.shape) == self._piece_shape(name):
+                rows = self._cut.rows[name]
+                found[key] = Span(value, rows.shape, rows.of(self._ranks.rank).start * rows.row_size)
+            elif self._ranks.rank == (self._cut.owner_of[name] if is_staged and name is not None else 0):
+                found[key] = Span.of(value)
+        return found
+
     def _name_in(self, key: str, *, of_optimizers: bool) -> str | None:
-        """Return the parameter that a key is of. Names may have slashes of their own: the longest one is meant."""
+        """Return the parameter that a key is of."""
         if of_optimizers:
             name = key.rpartition("/")[0]
             return name if name in self._cut.rows else None
-        parts = key.split("/")
-        runs = (
-            (start, start + length) for length in range(len(parts), 0, -1) for start in range(len(parts) + 1 - length)
-        )
-        return next((name for start, stop in runs if (name := "/".join(parts[start:stop])) in self._cut.rows), None)
+        return parameter_in(key, self._cut.rows)
 
     def _piece_shape(self, name: str) -> tuple[int, ...]:
         return self._cut.rows[name].piece_shape(self._ranks.rank)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmati.core.pieces import Pieces
-from cosmati.core.state import distinct_tensors, load_model_tensors, merkle_root, tensor_root
+from cosmati.core.state import distinct_tensors, load_model_tensors
 from cosmati.errors import CheckpointError
 from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
@@ -37,6 +37,8 @@ from cosmati.train.layout.shard_groups import (
 )
 from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
+from cosmati.train.layout.shares import Shares, root_over
+from cosmati.train.layout.span import Span
 from cosmati.train.ranks import Ranks
 
 
@@ -57,6 +59,8 @@ class Sharded:
         lockstep: of those that hold a copy together.
     """
 
+    is_cut = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -68,7 +72,7 @@ class Sharded:
         rounds: bool = False,
     ) -> None:
         self._may_round = rounds
-        self.ranks, self._model = ranks, model
+        self.ranks, self._model, self._shares = ranks, model, Shares(ranks)
         num_shards = num_shards or ranks.world
         ranks.share_out(num_microbatches, is_strided=True, num_together=num_shards)
         self.mine = ranks.mine(num_microbatches)
@@ -210,6 +214,23 @@ class Sharded:
             elif own in buffers:
                 yield own, buffers[own]
 
+    def held(self) -> dict[str, Span]:
+        """Return this rank's rows of parameters, and on the first rank buffers."""
+        buffers = self._buffers()
+        found: dict[str, Span] = {}
+        for name in self._model.state_dict():
+            own = name.replace("_orig_mod.", "")
+            if name in self._locals:
+                rows = self.cut.rows[name]
+                found[own] = Span(self._locals[name], rows.shape, rows.of(self.shards.rank).start * rows.row_size)
+            elif own in buffers and self.ranks.rank == 0:
+                found[own] = Span.of(buffers[own])
+        return found
+
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+        """Return what this rank holds of the state of optimizers or methods."""
+        return self._state.held(tensors, of_optimizers=of_optimizers)
+
     def _buffers(self) -> dict[str, Tensor]:
         state = self._model.state_dict()
         return distinct_tensors({name: value for name, value in state.items() if not isinstance(value, DTensor)})
@@ -243,9 +264,9 @@ class Sharded:
         return self._state.own(tensors, of_optimizers=of_optimizers)
 
     def digest(self) -> bytes:
-        """Return the Merkle root over parameters and buffers: one whole parameter is in memory at a time."""
-        roots = {name: tensor_root(name, tensor) for name, tensor in self.save()}
-        return merkle_root(roots[name] for name in sorted(roots))
+        """Return the Merkle root over parameters and buffers: each rank hashes its share of the chunks."""
+        roots = self._shares.roots({f"model/{name}": span for name, span in self.held().items()})
+        return root_over(roots, roots)
 
     def _take(self, group: ShardGroup, part: Tensor) -> None:
         """Take this rank's part of a group's summed gradients."""

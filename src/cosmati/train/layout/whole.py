@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache, reduce
 from operator import attrgetter
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,13 @@ from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.bare_calls import run_backward
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
+from cosmati.train.layout.admission import Admission
 from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.pair_sum import PairSum, clear
 from cosmati.train.layout.piece import Bucket, alignment_of, evenly, in_buckets
 from cosmati.train.layout.rounded import rounded
+from cosmati.train.layout.span import Span
 from cosmati.train.layout.tree import divide, leaf_norm
 from cosmati.train.ranks import Ranks
 
@@ -39,20 +41,6 @@ BUCKET_ELEMENTS = 1 << 18
 
 _WIDE = (torch.float32, torch.float64)
 _GRADIENT = attrgetter("grad")
-
-
-class Admission(NamedTuple):
-    """What a route lets learn.
-
-    Attributes:
-        tensors: the parameters that may.
-        indices: of these.
-        attenuation: by index, of those whose gradient is neither denied nor whole.
-    """
-
-    tensors: list[Tensor]
-    indices: frozenset[int]
-    attenuation: Mapping[int, float]
 
 
 class Whole:
@@ -65,6 +53,8 @@ class Whole:
         num_microbatches: V.
         rounds: passes read weights rounded to bfloat16.
     """
+
+    is_cut = False
 
     def __init__(
         self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, *, rounds: bool = False
@@ -186,6 +176,14 @@ class Whole:
     def save(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and persistent buffers by name."""
         yield from model_tensors(self._model).items()
+
+    def held(self) -> dict[str, Span]:
+        """Return parameters and persistent buffers, whole."""
+        return {name: Span.of(value) for name, value in self.save()}
+
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+        """Return state, whole."""
+        return {key: Span.of(value) for key, value in tensors.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take whole parameters and buffers."""

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder `step-00000100/` with `model.safetensors` (weights and buffers), `state/` (optimizers and
 method states, written by PyTorch's distributed checkpoint in its safetensors form), `state.json` (the clock and
-all that isn't a tensor) and `digests.json` (SHA-256 of every other file). It's written beside its place, synced
-and renamed.
+all that isn't a tensor) and `digests.json` (SHA-256 of every other file). Where ranks hold unlike parts of the state,
+each writes its own in place of the first two (see parts.py). It's written beside its place, synced and renamed.
 """
 
 from __future__ import annotations
@@ -12,40 +12,23 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from threading import Event
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cosmati.core.state import parameter_root
+from cosmati.core.state import tensor_root
 from cosmati.errors import CheckpointError
 from cosmati.storage.atomic import publish, sync
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-}
-
+from cosmati.train.layout.shares import Plan, name_of, root_over
+from cosmati.train.run.parts import DTYPES, INDEX, HeldState, finish_parts, parts_written, read_parts
 
 _SIGNED = ("optimizers", "feed", "identity", "initial_root", "phases", "budget_was_read")
 
@@ -69,7 +52,7 @@ class Checkpoint:
     @property
     def signed_digest(self) -> bytes:
         """What the ledger signs: the state's root, and those facts that a resume goes by. 32 bytes."""
-        return signed_digest_of(self.state_digest, self.facts)
+        return self.roots.signed_digest
 
     @property
     def state_digest(self) -> bytes:
@@ -77,8 +60,47 @@ class Checkpoint:
 
         What observers keep is left out: who watches a run doesn't make it another one.
         """
-        own = {name: value for name, value in self.state.items() if not name.startswith("observer/")}
-        return parameter_root({**self.model, **own})
+        return self.roots.state_digest
+
+    @property
+    def roots(self) -> Roots:
+        """Its digests, for which all tensors are hashed."""
+        kinds = {"model": self.model, "state": self.state}
+        found = {f"{kind}/{name}": tensor_root(name, one) for kind, own in kinds.items() for name, one in own.items()}
+        return roots_over(found, self.facts)
+
+
+def whole(held: HeldState) -> Checkpoint:
+    """Return the state of a run of which this rank holds all."""
+    model, state = ({name: span.tensor for name, span in own.items()} for own in (held.model, held.state))
+    return Checkpoint(held.step, model, state, held.facts)
+
+
+class Roots(NamedTuple):
+    """What stands for a checkpoint: 32 bytes each.
+
+    Attributes:
+        signed_digest: of all that a resume goes by.
+        state_digest: of all tensors but for observers' own.
+        parameter_root: of parameters and buffers.
+    """
+
+    signed_digest: bytes
+    state_digest: bytes
+    parameter_root: bytes
+
+
+def roots_over(roots: Mapping[str, bytes], facts: Mapping[str, Any]) -> Roots:
+    """Return the digests of a checkpoint.
+
+    Args:
+        roots: of its tensors, by `model/name` and `state/name`.
+        facts: beside them.
+    """
+    model = {name_of(key): key for key in roots if key.startswith("model/")}
+    state = {name_of(key): key for key in roots if key.startswith("state/") and not key.startswith("state/observer/")}
+    digest = root_over(roots, {**model, **state}.values())
+    return Roots(signed_digest_of(digest, facts), digest, root_over(roots, model.values()))
 
 
 def signed_digest_of(state_digest: bytes, facts: Mapping[str, Any]) -> bytes:
@@ -109,7 +131,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, epoch: int | None = N
     """
     if unsaved := unsavable({**checkpoint.model, **checkpoint.state}):
         raise CheckpointError(f"The checkpoint of step {checkpoint.step} can't be written. {unsaved}")
-    draft = folder / f".draft-{checkpoint.step:08d}{'' if epoch is None else f'-{epoch}'}"
+    draft = draft_folder(folder, checkpoint.step, epoch)
     try:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "state").mkdir(parents=True)
@@ -130,19 +152,65 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, epoch: int | None = N
             except CheckpointException as error:
                 # It is no Exception, so that nobody would catch it.
                 raise OSError(str(error)) from error
-        (draft / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.facts}))
-        digests = _digests(draft)
-        (draft / "digests.json").write_text(json.dumps(digests, indent=1))
-        for path in (*draft.rglob("*"), draft):
-            sync(path)
+        _seal(draft, checkpoint.step, checkpoint.facts, {})
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        msg = (
-            f"The checkpoint of step {checkpoint.step} couldn't be written to {folder}: {error}. Free "
-            "space or fix the folder, and resume; earlier checkpoints are whole."
-        )
-        raise CheckpointError(msg) from error
+        raise not_written(checkpoint.step, folder, error) from error
     return draft
+
+
+def _seal(draft: Path, step: int, facts: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Write facts and digests, and sync all; `known` are digests of files that were synced by who wrote them."""
+    (draft / "state.json").write_text(json.dumps({"step": step, **facts}))
+    digests = {**known, **_digests(draft, known)}
+    (draft / "digests.json").write_text(json.dumps(digests, indent=1))
+    for path in (*draft.rglob("*"), draft):
+        if path.name not in known:
+            sync(path)
+
+
+def not_written(step: int, folder: Path, error: Exception) -> CheckpointError:
+    """Return what to say where the disk refused."""
+    return CheckpointError(
+        f"The checkpoint of step {step} couldn't be written to {folder}: {error}. Free "
+        "space or fix the folder, and resume; earlier checkpoints are whole."
+    )
+
+
+def finish_checkpoint(
+    draft: Path,
+    step: int,
+    facts: Mapping[str, Any],
+    plan: Plan,
+    world: int,
+    patience_seconds: float,
+    abandoned: Event,
+) -> Roots:
+    """Make one checkpoint of the parts that ranks write, unpublished as yet; return its digests.
+
+    Args:
+        draft: with the parts.
+        step: of the checkpoint.
+        facts: beside its tensors.
+        plan: of all parts.
+        world: number of ranks.
+        patience_seconds: how long to wait for those that aren't there.
+        abandoned: says to wait no longer.
+
+    Raises:
+        CheckpointError: the disk refused, or a part isn't there.
+    """
+    try:
+        roots, digests = finish_parts(draft, plan, parts_written(draft, world, patience_seconds, abandoned))
+        _seal(draft, step, facts, digests)
+    except OSError as error:
+        raise not_written(step, draft.parent, error) from error
+    return roots_over(roots, facts)
+
+
+def draft_folder(folder: Path, step: int, epoch: int | None) -> Path:
+    """Return where a checkpoint is written before it's published."""
+    return folder / f".draft-{step:08d}{'' if epoch is None else f'-{epoch}'}"
 
 
 def unsavable(tensors: Mapping[str, Tensor]) -> str:
@@ -150,7 +218,7 @@ def unsavable(tensors: Mapping[str, Tensor]) -> str:
     found = [
         f"{name} ({value.dtype if value.layout is torch.strided else value.layout})"
         for name, value in sorted(tensors.items())
-        if value.layout is not torch.strided or value.dtype not in _DTYPES.values()
+        if value.layout is not torch.strided or value.dtype not in DTYPES.values()
     ]
     if not found:
         return ""
@@ -216,6 +284,11 @@ def choose_checkpoint(folder: Path, which: Literal["newest", "whole"], *, may_mo
     return None
 
 
+def weights_in(checkpoint: Path) -> Path:
+    """Return a checkpoint's file of weights; its folder, where ranks have written them in parts."""
+    return checkpoint if (checkpoint / INDEX).exists() else checkpoint / "model.safetensors"
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint after checking every byte of it.
 
@@ -230,8 +303,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             msg = f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json."
             raise CheckpointError(msg)
         facts = json.loads((path / "state.json").read_text())
-        return Checkpoint(facts.pop("step"), load_file(path / "model.safetensors"), _read_state(path / "state"), facts)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        step = facts.pop("step")
+        if (path / INDEX).exists():
+            return Checkpoint(step, *read_parts(path), facts)
+        return Checkpoint(step, load_file(path / "model.safetensors"), _read_state(path / "state"), facts)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"Checkpoint {path} can't be read: {error}.") from error
 
 
@@ -241,7 +317,7 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as content:
             for name in content.keys():  # noqa: SIM118  (not a mapping)
                 part = content.get_slice(name)
-                state[name] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()])
+                state[name] = torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()])
     if state:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
@@ -259,6 +335,11 @@ def _single_process() -> Iterator[None]:
         yield
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "digests.json")
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def _digests(folder: Path, but_for: Collection[str] = ()) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in ("digests.json", *but_for))
+    return {str(path.relative_to(folder)): _sha256(path) for path in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,6 @@ from torch import nn
 
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.plan import Plan
-from cosmati.core.state import parameter_root
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import RunFacts
@@ -27,15 +26,13 @@ from cosmati.train.observers.witnessing import asked_witnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.attempts import begin_attempt, end_attempt
-from cosmati.train.run.checkpoints import (
-    Checkpoint,
-    choose_checkpoint,
-    publish_checkpoint,
-    write_checkpoint,
-)
+from cosmati.train.run.checkpoints import Checkpoint, Roots, choose_checkpoint
+from cosmati.train.run.copies import Copies
 from cosmati.train.run.environment import StopSignal
 from cosmati.train.run.folder import RunFolder
+from cosmati.train.run.parts import HeldState
 from cosmati.train.run.result import RunResult
+from cosmati.train.run.saving import Saver
 from cosmati.train.sensitive import is_withheld, withholding_of
 
 
@@ -79,6 +76,7 @@ class OpenRun:
         self._attempt = 0
         self._stop = StopSignal()
         self._folder: RunFolder | None = None
+        self._copies: Copies | None = None
         self._saved = monotonic()
 
     @contextmanager
@@ -96,8 +94,13 @@ class OpenRun:
         if self._ranks.rank == 0:
             self._folder = RunFolder.open(path, self.facts)
         try:
-            self._ranks.barrier()
             is_first = self._folder is not None
+            if is_first and self._config.checkpoint_to:
+                url = f"{self._config.checkpoint_to.rstrip('/')}/{path.name}"  # Recipes are run in several folders.
+                self._copies = Copies(url, self._config.num_checkpoints)
+                self._copies.fetch(path / "checkpoints", has_ledger=(path / "ledger" / "checkpoint").exists())
+                self._copies.catch_up(path / "checkpoints")
+            self._ranks.barrier()
             found = choose_checkpoint(path / "checkpoints", self._config.resume_from, may_move=is_first)
             self._ranks.barrier()
             yield found
@@ -179,6 +182,8 @@ class OpenRun:
 
     def amend(self, clock: Clock, changes: Sequence[Change], **facts: Any) -> None:  # noqa: ANN401  (see `restate`)
         """Put on record what is different from the step on at which the clock stands."""
+        if self._config.run_folder is not None:
+            self._saver.land(wait=True)  # What it's covered by is in force until now.
         self.restate(**facts)
         if self._folder is not None:
             self._folder.note(clock, changes)
@@ -217,6 +222,8 @@ class OpenRun:
                 "class, and not again since.",
                 stacklevel=2,
             )
+        if self._config.run_folder is not None:
+            self._saver.abandon()
         with ExitStack() as last_first:
             if self._folder is not None:
                 last_first.callback(self._folder.close, result, plan)
@@ -261,31 +268,55 @@ class OpenRun:
             if isinstance(observer, LedgerObserver) and measured[0]:
                 observer.evaluated(clock, metrics, *measured)
 
-    def save(self, clock: Clock, make: Callable[[], Checkpoint]) -> None:
+    def save(self, clock: Clock, make: Callable[[], Checkpoint | HeldState]) -> None:
         """Publish a checkpoint, unless there is one of this step: the ledger covers it before it's published.
 
         Args:
             clock: where the run stands.
-            make: gathers it, on every rank.
+            make: gathers it, or what this rank holds of it; on every rank.
         """
         if self._config.run_folder is None:
             return
         folder = self._config.run_folder / "checkpoints"
+        self._saver.settle()
         if self._ranks.agree((folder / f"step-{clock.step:08d}").exists()):
             return
         self._saved = monotonic()
-        checkpoint = make()
-        if self._folder is not None:
-            self._folder.check()
-            draft = write_checkpoint(folder, checkpoint, self._folder.epoch)
-            for observer in self.observers:
-                # The ledger signs what a resume goes by besides.
-                signs = isinstance(observer, LedgerObserver)
-                digest = checkpoint.signed_digest if signs else checkpoint.state_digest
-                observer.on_checkpoint(clock, digest, parameter_root(checkpoint.model))
-            self._folder.check()
-            publish_checkpoint(draft, keep=self._config.num_checkpoints)
-        self._ranks.barrier()
+        self._saver.save(clock, make())
+        if not clock.step:
+            self._saver.settle()  # The first one is read back.
+
+    def settle(self, *, copied: bool = False) -> None:
+        """Wait until the checkpoint that is being written is published. Every rank has to call.
+
+        Args:
+            copied: and copied elsewhere, where that was asked for.
+
+        Raises:
+            CheckpointError: it couldn't be written, or copied.
+        """
+        if self._config.run_folder is not None:
+            self._saver.settle(copied=copied)
+
+    @cached_property
+    def _saver(self) -> Saver:
+        assert self._config.run_folder is not None, "asked before"
+        return Saver(
+            self._config.run_folder / "checkpoints",
+            self._ranks,
+            keep=self._config.num_checkpoints,
+            epoch=None if self._folder is None else self._folder.epoch,
+            check=lambda: None if self._folder is None else self._folder.check(),
+            tell=self._tell_of_checkpoint,
+            is_async=self._config.checkpoint_async,
+            copies=self._copies,
+        )
+
+    def _tell_of_checkpoint(self, clock: Clock, roots: Roots) -> None:
+        for observer in self.observers:
+            # The ledger signs what a resume goes by besides.
+            signs = isinstance(observer, LedgerObserver)
+            observer.on_checkpoint(clock, roots.signed_digest if signs else roots.state_digest, roots.parameter_root)
 
     def stop_is_asked(self) -> bool:
         """Say whether somebody has asked to stop; all ranks say the same."""
@@ -297,7 +328,9 @@ class OpenRun:
         return bool(every) and clock.step % every == 0 and not self._budget.is_over(clock)
 
     def checkpoint_is_due(self, clock: Clock) -> bool:
-        """Say whether to write a checkpoint after this step."""
+        """Say whether to write a checkpoint after this step; publish what was written beside the loop meanwhile."""
+        if self._config.checkpoint_async and self._config.run_folder is not None:
+            self._saver.land(wait=False)
         if self._checkpoint_seconds:
             # Of the wall clock, which each rank reads for itself: they do it together once one of them finds it due.
             return self._ranks.agree(monotonic() - self._saved >= self._checkpoint_seconds)
