@@ -33,7 +33,7 @@ from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
 _CONFIG = RunConfig()
-_OF_THE_RECORD = ("sensitive", "sharding", *LEARNING_CADENCES, *WITNESSING)
+_OF_THE_RECORD = ("sensitive", "sharding", "tensor_parallel", *LEARNING_CADENCES, *WITNESSING)
 _NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts", *_OF_THE_RECORD)
 """What says where a run is kept, what it is called, what it was prepared with and refuses, and not how it trains."""
 

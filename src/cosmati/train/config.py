@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from cosmati.core.clock import Time
+from cosmati.core.later import later
 from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 from cosmati.ledger.profile import ATTESTED, PROFILES
@@ -66,6 +67,10 @@ class RunConfig(NamedSettings):
         sharding: what ranks share out, which changes no bit: `replicated` is nothing; `optimizer` its state (ZeRO-1),
             each rank steps its own part of the parameters; `full` parameters, gradients and state (FSDP2). A run may
             go on under another one, on other ranks.
+        virtual_shards: U, a power of two: a model that offers it computes its large products in so many parts, which
+            are summed in one tree. It changes bits, and belongs to what a run is. None doesn't cut them.
+        tensor_parallel: T, how many ranks share the parts of one microbatch, which changes no bit: T divides U, and the
+            number of ranks is a multiple of it. One process alone computes all parts.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
         compile_blocks: compile each block of every `nn.ModuleList` or `nn.Sequential` by itself.
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
@@ -120,6 +125,8 @@ class RunConfig(NamedSettings):
         "run_dir": "run_folder",
         "load_path": "load_weights",
         "bf16": "precision='bfloat16'",
+        "tensor_parallel_size": "tensor_parallel",
+        "tensor_model_parallel_size": "tensor_parallel",
         "eval_interval": "evaluate_every",
         "eval_every": "evaluate_every",
         "check_val_every_n_epoch": "evaluate_every='{}ep'",
@@ -138,6 +145,8 @@ class RunConfig(NamedSettings):
     elastic: bool = False
     max_ranks: int = 1
     sharding: Sharding = "replicated"
+    virtual_shards: int | None = later(default=None)
+    tensor_parallel: int = 1
     precision: Precision = "float32"
     compile_blocks: bool = False
     num_threads: int | None = None
@@ -189,6 +198,7 @@ class RunConfig(NamedSettings):
         if self.sharding not in get_args(Sharding):
             msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
+        self._check_parts()
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
             raise PlanError(msg)
@@ -210,6 +220,18 @@ class RunConfig(NamedSettings):
             if getattr(self, name) < 1:
                 msg = f"RunConfig.{name} = {getattr(self, name)}; it must be at least 1."
                 raise PlanError(msg)
+
+    def _check_parts(self) -> None:
+        cut, degree = self.virtual_shards, self.tensor_parallel
+        if cut is not None and (cut < 2 or cut & (cut - 1)):
+            msg = f"RunConfig.virtual_shards = {cut}; parts are summed in a binary tree. Use 2, 4, 8, ... or None."
+            raise PlanError(msg)
+        if degree < 1 or (cut or 1) % degree:
+            msg = (
+                f"RunConfig.tensor_parallel = {degree} ranks can't share virtual_shards={cut}. Take as many virtual "
+                "shards as there may ever be such ranks, or a multiple: virtual_shards=4, tensor_parallel=2."
+            )
+            raise PlanError(msg)
 
     def _check_learning(self) -> None:
         for name in LEARNING_CADENCES:

@@ -1,4 +1,4 @@
-"""Data-parallel ranks: who runs which microbatch, and what they tell each other."""
+"""The ranks of a run: who runs which microbatch, and what they tell each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,21 @@ class Ranks:
     choice of cost, never of bits. Consecutive ones are a whole subtree, which a rank folds by itself and exchanges
     once; with runs of 1 (0, W, 2W, ...) all ranks can reduce each slot's microbatches at once.
 
+    W = D * T ranks are D replicas of T consecutive ranks each. The ranks of a replica run the same microbatches, each a
+    part of every one (see `virtual_shards`); replicas share the microbatches out.
+
+    Args:
+        degree: T, where there are several ranks: one alone does everything.
+
+    Raises:
+        PlanError: T doesn't divide the number of ranks.
+
     Attributes:
+        world: W, all ranks.
+        rank: this one among all.
+        degree: T.
+        within: process group of this replica; None where T is 1.
+        across: process group of the ranks that have this one's place in their replicas; None is all ranks.
         run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
         has_met: whether the user's own code calls collectives, as far as is known.
         num_early: collectives that were begun while the user's code ran, and aren't its own.
@@ -43,10 +57,13 @@ class Ranks:
 
     run = 0
     num_early = 0
+    degree = 1
+    within: Any = None
+    across: Any = None
     in_lockstep: bool = False
     together: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
-    def __init__(self) -> None:
+    def __init__(self, degree: int = 1) -> None:
         if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
             # Whoever starts a script with torchrun wants its ranks to work together, and the script needn't say so.
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -56,6 +73,30 @@ class Ranks:
         self.rank = dist.get_rank() if self.is_parallel else 0
         self.has_met = False
         self._has_compared = False
+        if degree > 1 and self.is_parallel:
+            self._join(degree)
+
+    def _join(self, degree: int) -> None:
+        """Make the process groups of replicas."""
+        if self.world % degree:
+            msg = (
+                f"{self.world} ranks can't be replicas of tensor_parallel={degree} ranks each. Start a multiple of "
+                f"{degree} ranks, or take a RunConfig(tensor_parallel=...) that divides {self.world}."
+            )
+            raise PlanError(msg)
+        self.degree = degree
+        self.within = _joined(range(start, start + degree) for start in range(0, self.world, degree))
+        self.across = _joined(range(place, self.world, degree) for place in range(degree))
+
+    @property
+    def num_replicas(self) -> int:
+        """D, between which a step's microbatches are shared out."""
+        return self.world // self.degree
+
+    @property
+    def replica(self) -> int:
+        """This rank's replica, from 0."""
+        return self.rank // self.degree
 
     @classmethod
     def alone(cls) -> Ranks:
@@ -75,13 +116,14 @@ class Ranks:
             PlanError: the number of ranks doesn't divide V.
         """
         self.mine(num_microbatches)
-        self.run = 1 if is_strided else num_microbatches // self.world
+        self.run = 1 if is_strided else num_microbatches // self.num_replicas
 
     def slots(self, num_microbatches: int) -> list[list[int]]:
-        """Return for each slot the microbatches that ranks run in it, in the order of ranks."""
-        run = self.run or num_microbatches // self.world
-        starts = range(0, num_microbatches, run * self.world)
-        return [[start + rank * run + i for rank in range(self.world)] for start in starts for i in range(run)]
+        """Return for each slot the microbatches that replicas run in it, in their order."""
+        world = self.num_replicas
+        run = self.run or num_microbatches // world
+        starts = range(0, num_microbatches, run * world)
+        return [[start + rank * run + i for rank in range(world)] for start in starts for i in range(run)]
 
     def mine(self, num_microbatches: int) -> list[int]:
         """Return the microbatches that this rank runs, in order.
@@ -89,20 +131,21 @@ class Ranks:
         Raises:
             PlanError: the number of ranks doesn't divide V.
         """
-        if num_microbatches % self.world:
+        if num_microbatches % (world := self.num_replicas):
+            who = f"{world} ranks" if self.degree == 1 else f"{world} replicas of {self.degree} ranks"
             msg = (
-                f"{self.world} ranks can't share V = {num_microbatches} microbatches. Start a number "
-                "of ranks that divides "
-                f"V, or set RunConfig(num_microbatches=...) to a power of two that {self.world} divides."
+                f"{who} can't share V = {num_microbatches} microbatches. Start a number "
+                f"of {who.split()[1]} that divides "
+                f"V, or set RunConfig(num_microbatches=...) to a power of two that {world} divides."
             )
             raise PlanError(msg)
-        return [slot[self.rank] for slot in self.slots(num_microbatches)]
+        return [slot[self.replica] for slot in self.slots(num_microbatches)]
 
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order.
 
         Args:
-            rows: [V / W, ...], one for each of this rank's microbatches.
+            rows: [V / D, ...], one for each of this rank's microbatches.
 
         Returns:
             [V, ...], the same on every rank.
@@ -110,7 +153,7 @@ class Ranks:
         if not self.is_parallel:
             return rows
         run = self.run or len(rows)
-        gathered = self.gather_by_rank(rows).view(self.world, -1, run, *rows.shape[1:])
+        gathered = self.gather_by_replica(rows).view(self.num_replicas, -1, run, *rows.shape[1:])
         return gathered.transpose(0, 1).reshape(-1, *rows.shape[1:])
 
     def gather_by_rank(self, rows: Tensor) -> Tensor:
@@ -120,6 +163,11 @@ class Ranks:
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
         all_gather(gathered, rows.contiguous())
         return gathered
+
+    def gather_by_replica(self, rows: Tensor) -> Tensor:
+        """Return each replica's rows [n, ...], which its ranks have alike, one after the other: [D * n, ...]."""
+        by_rank = self.gather_by_rank(rows).view(self.num_replicas, self.degree, *rows.shape)
+        return by_rank[:, 0].flatten(0, 1)
 
     @property
     def sharing(self) -> Sharing:
@@ -254,20 +302,26 @@ class Ranks:
         return bool(value.item())
 
 
+def _joined(groups: Iterable[range]) -> Any:  # noqa: ANN401  (PyTorch's group)
+    """Make groups of ranks, as all ranks have to, and return this rank's."""
+    made = [(members, dist.new_group(list(members))) for members in groups]
+    return next(group for members, group in made if dist.get_rank() in members)
+
+
 def _leave_group() -> None:
     """Destroy the process group, unless the script has."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def all_gather(gathered: Tensor, own: Tensor, *, is_async: bool = False) -> Any:  # noqa: ANN401  (PyTorch's work)
-    """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one.
+def all_gather(gathered: Tensor, own: Tensor, *, is_async: bool = False, group: Any = None) -> Any:  # noqa: ANN401
+    """Gather equal tensors of a group's ranks into one; PyTorch 2.13 has another name for it, and warns of the old one.
 
     Returns:
         What is to be waited for, where it is asynchronous.
     """
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-    return getattr(dist, name)(gathered, own, async_op=is_async)
+    return getattr(dist, name)(gathered, own, group=group, async_op=is_async)
 
 
 def _device() -> torch.device:

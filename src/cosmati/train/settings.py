@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cosmati.core.clock import Budget
-from cosmati.core.later import told_fields
+from cosmati.core.later import told_fields, untold
 from cosmati.core.method import Method
 from cosmati.core.plan import Plan, describe
 from cosmati.train.assembly import Turn
@@ -29,7 +29,7 @@ def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> di
     config = {
         f.name: getattr(given.config, f.name)
         for f in dataclasses.fields(given.config)
-        if f.name not in {*_NEUTRAL, *CADENCES, "num_microbatches"}
+        if f.name not in {*_NEUTRAL, *CADENCES, "num_microbatches", *untold(given.config)}
     }
     policy = given.policy.digest.hex() if given.policy else None
     return {
@@ -49,6 +49,7 @@ _NEUTRAL = (
     "progress",
     "max_ranks",
     "sharding",
+    "tensor_parallel",
     "elastic",
     "change",
     "load_weights",

@@ -22,6 +22,7 @@ from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.shard_cut import refuse_uncuttable
 from cosmati.train.ranks import Ranks
+from cosmati.train.virtual_shards import share_parts
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
 """Optimizers that move each element by itself: on a rank's rows as on the whole."""
@@ -54,6 +55,7 @@ def sharded_as_asked(
         PlanError: an optimizer can't be shared out, or parameters share memory; or something of the run hasn't been
             tried under full sharding, or can't be cut by rows. On one rank too, since a run may go on with more.
     """
+    share_parts(given, model, ranks, packed=plan.facts.packed)
     if given.config.sharding != "replicated":
         _refuse_overlaps(model)
     if given.config.sharding == "optimizer":

@@ -1,0 +1,137 @@
+"""A sum cut into U parts of fixed shape, which one rank or several compute: the same bits, whoever has which part.
+
+Megatron-LM (Shoeybi et al., 2019, arXiv 1909.08053) cuts a layer's first product by columns and its second one by rows,
+so that ranks meet once in forward and once in backward. There the number of ranks fixes the shapes of the products and
+the order of the sum, and so the bits. Here both follow from U alone: each part is computed by itself, and the parts are
+summed in one binary tree. A rank of T has U / T consecutive parts, a whole subtree, which it folds by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+class Peers(Protocol):
+    """The ranks that share the parts of one microbatch."""
+
+    @property
+    def degree(self) -> int:
+        """T, how many they are: a power of two."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """Which of them this one is, from 0."""
+        ...
+
+    def total(self, own: Tensor) -> Tensor:
+        """Return the sum of what all of them have, in the tree over their places: the same on each."""
+        ...
+
+    def everyone(self, own: Tensor) -> list[Tensor]:
+        """Return what each of them has, in the order of places."""
+        ...
+
+
+class Alone:
+    """A process that has all parts."""
+
+    degree, place = 1, 0
+
+    def total(self, own: Tensor) -> Tensor:
+        """Return it as it is."""
+        return own
+
+    def everyone(self, own: Tensor) -> list[Tensor]:
+        """Return it as it is."""
+        return [own]
+
+
+class VirtualShards:
+    """U parts of a sum, and which of them this process computes.
+
+    Args:
+        number: U, a power of two.
+        peers: who share them; their number divides U.
+    """
+
+    def __init__(self, number: int, peers: Peers | None = None) -> None:
+        self.number = number
+        self.peers: Peers = peers or Alone()
+        share = number // self.peers.degree
+        self.own = range(self.peers.place * share, (self.peers.place + 1) * share)
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        """Return itself: nothing of it changes, and a copy of a model meets the same ranks."""
+        return self
+
+    def copies(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return a tensor for each of this process's parts; its gradient is the sum over all U parts."""
+        copied: tuple[Tensor, ...] = _Copies.apply(self, tensor)  # type: ignore[no-untyped-call]
+        return copied
+
+    def slices(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
+        """Return this process's slices of a tensor that is cut into U along a dimension; its gradient is whole."""
+        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim)  # type: ignore[no-untyped-call]
+        return cut
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum over all U parts, of which these are this process's; they have one shape and type."""
+        summed: Tensor = _Total.apply(self, *parts)  # type: ignore[no-untyped-call]
+        return summed
+
+    def summed(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum over all U parts, without a gradient: taken in float32, or in float64 where they are."""
+        wide = torch.promote_types(parts[0].dtype, torch.float32)
+        return self.peers.total(fold([part.to(wide) for part in parts])).to(parts[0].dtype)
+
+
+def fold(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of 2^k tensors in a binary tree: (0, 1), (2, 3), then ((0, 1), (2, 3)), and so on."""
+    while len(parts) > 1:
+        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+class _Copies(torch.autograd.Function):
+    """The same to each part; the sum of what comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, shards: VirtualShards, tensor: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401  (torch's own)
+        ctx.shards = shards
+        return tuple(tensor.view_as(tensor) for _ in shards.own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:  # noqa: ANN401  (torch's own)
+        return None, ctx.shards.summed(gradients)
+
+
+class _Slices(torch.autograd.Function):
+    """To each part its own; what comes back is put together."""
+
+    @staticmethod
+    def forward(ctx: Any, shards: VirtualShards, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:  # noqa: ANN401
+        ctx.shards, ctx.dim = shards, dim
+        cut = tensor.chunk(shards.number, dim)
+        return tuple(cut[part] for part in shards.own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:  # noqa: ANN401  (torch's own)
+        return None, torch.cat(ctx.shards.peers.everyone(torch.cat(gradients, ctx.dim)), ctx.dim), None
+
+
+class _Total(torch.autograd.Function):
+    """The sum of all parts; to each the same that comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, shards: VirtualShards, *parts: Tensor) -> Tensor:  # noqa: ANN401  (torch's own)
+        ctx.num_parts = len(parts)
+        return shards.summed(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (torch's own)
+        return None, *[gradient] * ctx.num_parts
