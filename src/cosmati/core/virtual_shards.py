@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class Peers(Protocol):
@@ -28,6 +29,11 @@ class Peers(Protocol):
         """Which of them this one is, from 0."""
         ...
 
+    @property
+    def puts_off(self) -> bool:
+        """Whether gradients of parameters are put together later, by somebody else."""
+        ...
+
     def total(self, own: Tensor) -> Tensor:
         """Return the sum of what all of them have, in the tree over their places: the same on each."""
         ...
@@ -40,7 +46,7 @@ class Peers(Protocol):
 class Alone:
     """A process that has all parts."""
 
-    degree, place = 1, 0
+    degree, place, puts_off = 1, 0, False
 
     def total(self, own: Tensor) -> Tensor:
         """Return it as it is."""
@@ -76,7 +82,12 @@ class VirtualShards:
 
     def slices(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
         """Return this process's slices of a tensor that is cut into U along a dimension; its gradient is whole."""
-        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim)  # type: ignore[no-untyped-call]
+        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim, False)  # type: ignore[no-untyped-call]
+        return cut
+
+    def weights(self, parameter: Tensor, dim: int) -> tuple[Tensor, ...]:
+        """Return this process's slices of a parameter; its gradient has zeros for the others' where that's put off."""
+        cut: tuple[Tensor, ...] = _Slices.apply(self, parameter, dim, True)  # type: ignore[no-untyped-call]
         return cut
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
@@ -106,6 +117,7 @@ class _Copies(torch.autograd.Function):
         return tuple(tensor.view_as(tensor) for _ in shards.own)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:  # noqa: ANN401  (torch's own)
         return None, ctx.shards.summed(gradients)
 
@@ -114,14 +126,20 @@ class _Slices(torch.autograd.Function):
     """To each part its own; what comes back is put together."""
 
     @staticmethod
-    def forward(ctx: Any, shards: VirtualShards, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:  # noqa: ANN401
-        ctx.shards, ctx.dim = shards, dim
+    def forward(ctx: Any, shards: VirtualShards, tensor: Tensor, dim: int, may_wait: bool) -> tuple[Tensor, ...]:  # noqa: ANN401
+        ctx.shards, ctx.dim, ctx.may_wait = shards, dim, may_wait
         cut = tensor.chunk(shards.number, dim)
         return tuple(cut[part] for part in shards.own)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:  # noqa: ANN401  (torch's own)
-        return None, torch.cat(ctx.shards.peers.everyone(torch.cat(gradients, ctx.dim)), ctx.dim), None
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None, None]:  # noqa: ANN401  (torch's own)
+        own, peers = torch.cat(gradients, ctx.dim), ctx.shards.peers
+        if ctx.may_wait and peers.puts_off:
+            everyone = [own if place == peers.place else torch.zeros_like(own) for place in range(peers.degree)]
+        else:
+            everyone = peers.everyone(own)
+        return None, torch.cat(everyone, ctx.dim), None, None
 
 
 class _Total(torch.autograd.Function):
@@ -133,5 +151,6 @@ class _Total(torch.autograd.Function):
         return shards.summed(parts)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  (torch's own)
         return None, *[gradient] * ctx.num_parts

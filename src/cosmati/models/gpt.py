@@ -188,13 +188,16 @@ class GPT(nn.Module):
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def share_out(self, shards: VirtualShards | None) -> None:
+    def share_out(self, shards: VirtualShards | None) -> dict[str, int]:
         """Compute each block's attention and feed-forward layer in U parts from now on; None puts them back.
 
         A part has 1 / U of the heads and of the feed-forward layer's width. Norms, embeddings and head aren't cut.
 
         Args:
             shards: U parts, and who computes which of them.
+
+        Returns:
+            Names of the parameters that are cut, and the dimension along which each is.
 
         Raises:
             PlanError: U doesn't divide the heads, or surgery has changed what would be cut.
@@ -204,6 +207,16 @@ class GPT(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block), "looked at"
             block.attention.shards = block.feed_forward.shards = shards
+        within = {
+            "attention": {"query": 0, "key": 0, "value": 0, "projection": 1},
+            "feed_forward": {"up": 0, "down": 1},
+        }
+        return {
+            f"blocks.{index}.{part}.{layer}.weight": dim
+            for index in range(len(self.blocks))
+            for part, layers in within.items()
+            for layer, dim in layers.items()
+        }
 
     def _refuse_uncuttable(self, number: int) -> None:
         if self.config.num_heads % number:
@@ -301,7 +314,7 @@ class Attention(nn.Module):
         shards, layers = self.shards, (self.query, self.key, self.value, self.projection)
         if shards is None:
             return self._attended(hidden, layers, embedded, self.value_mix, seen)
-        cut = [shards.slices(layer.weight, 1 if layer is self.projection else 0) for layer in layers]
+        cut = [shards.weights(layer.weight, 1 if layer is self.projection else 0) for layer in layers]
         own = [None] * len(shards.own) if embedded is None else shards.slices(embedded, -1)
         mixes = [None] * len(shards.own) if self.value_mix is None else shards.copies(self.value_mix)
         parts = zip(shards.copies(hidden), zip(*cut, strict=True), own, mixes, strict=True)
@@ -357,7 +370,7 @@ class FeedForward(nn.Module):
         """Map [rows, length, width] to the same shape."""
         if (shards := self.shards) is None:
             return self._mapped(hidden, self.up, self.down)
-        cut = zip(shards.slices(self.up.weight, 0), shards.slices(self.down.weight, 1), strict=True)
+        cut = zip(shards.weights(self.up.weight, 0), shards.weights(self.down.weight, 1), strict=True)
         copies = zip(shards.copies(hidden), cut, strict=True)
         return shards.total([self._mapped(one, *_by(weights)) for one, weights in copies])
 

@@ -18,6 +18,7 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.layout.in_replicas import InReplicas
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.shard_cut import refuse_uncuttable
@@ -55,7 +56,9 @@ def sharded_as_asked(
         PlanError: an optimizer can't be shared out, or parameters share memory; or something of the run hasn't been
             tried under full sharding, or can't be cut by rows. On one rank too, since a run may go on with more.
     """
-    share_parts(given, model, ranks, packed=plan.facts.packed)
+    parts = share_parts(given, model, ranks, packed=plan.facts.packed)
+    if parts is not None:
+        return InReplicas(model, regions, ranks, plan.facts.num_microbatches, parts), turns
     if given.config.sharding != "replicated":
         _refuse_overlaps(model)
     if given.config.sharding == "optimizer":

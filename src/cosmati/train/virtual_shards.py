@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from torch import nn
@@ -12,6 +13,7 @@ from cosmati.core.virtual_shards import VirtualShards
 from cosmati.errors import PlanError
 from cosmati.train.config import RunConfig
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.layout.in_replicas import Parts
 from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.ranks import Ranks
 
@@ -23,8 +25,11 @@ _METHODS = ("EMA", "GradientClipping", "LabelSmoothing", "LayerFreezing", "SAM",
 class SharesOut(Protocol):
     """A model that can compute its large products in parts."""
 
-    def share_out(self, shards: VirtualShards | None) -> None:
+    def share_out(self, shards: VirtualShards | None) -> Mapping[str, int]:
         """Compute them in parts from now on; None puts them back.
+
+        Returns:
+            Names of the parameters that are cut, and the dimension along which each is.
 
         Raises:
             PlanError: it can't.
@@ -40,7 +45,7 @@ def without_parity(plan: Plan, config: RunConfig) -> Plan:
     return plan.withdraw(Promise.PARITY, because)
 
 
-def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:
+def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> Parts | None:
     """Let a model compute its large products in parts, or whole, as is asked for.
 
     Args:
@@ -48,6 +53,9 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
         model: after surgery.
         ranks: of the run.
         packed: rows are packs of documents under a policy.
+
+    Returns:
+        What the layout has to know where several ranks share them.
 
     Raises:
         PlanError: the model can't, or something of the run hasn't been tried with it; on one rank too, since a run may
@@ -57,7 +65,7 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
     if number is None:
         if isinstance(model, SharesOut):
             model.share_out(None)
-        return
+        return None
     _refuse_untried(given, model, ranks, packed=packed)
     if not isinstance(model, SharesOut):
         msg = (
@@ -65,8 +73,11 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
             "the project's GPT has. Leave out virtual_shards and tensor_parallel; sharding='full' cuts any model."
         )
         raise PlanError(msg)
-    model.share_out(VirtualShards(number, ReplicaPeers(ranks) if ranks.degree > 1 else None))
-    ranks.in_lockstep = ranks.degree > 1
+    if ranks.degree == 1:
+        model.share_out(VirtualShards(number))
+        return None
+    ranks.in_lockstep, peers = True, ReplicaPeers(ranks)
+    return Parts(peers, model.share_out(VirtualShards(number, peers)))
 
 
 def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:

@@ -18,10 +18,14 @@ class ReplicaPeers:
 
     Args:
         ranks: of the run, with replicas of several ranks.
+
+    Attributes:
+        puts_off: the layout puts gradients of parameters together, once a step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._group = ranks.within
+        self.puts_off = False
         self.degree = ranks.degree
         self.place = ranks.rank % ranks.degree
 
