@@ -8,11 +8,11 @@ summed in one binary tree. A rank of T has U / T consecutive parts, a whole subt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
@@ -57,6 +57,22 @@ class Alone:
         return [own]
 
 
+@runtime_checkable
+class ComputesInParts(Protocol):
+    """A model that can compute its large products in parts."""
+
+    def compute_in_parts(self, shards: VirtualShards | None) -> Mapping[str, int]:
+        """Compute them in parts from now on; None puts them back.
+
+        Returns:
+            Names of the parameters that are cut, and the dimension along which each is.
+
+        Raises:
+            PlanError: it can't.
+        """
+        ...
+
+
 class VirtualShards:
     """U parts of a sum, and which of them this process computes.
 
@@ -82,12 +98,12 @@ class VirtualShards:
 
     def slices(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
         """Return this process's slices of a tensor that is cut into U along a dimension; its gradient is whole."""
-        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim, False)  # type: ignore[no-untyped-call]
+        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim, False)  # type: ignore[no-untyped-call]  # noqa: FBT003
         return cut
 
     def weights(self, parameter: Tensor, dim: int) -> tuple[Tensor, ...]:
         """Return this process's slices of a parameter; its gradient has zeros for the others' where that's put off."""
-        cut: tuple[Tensor, ...] = _Slices.apply(self, parameter, dim, True)  # type: ignore[no-untyped-call]
+        cut: tuple[Tensor, ...] = _Slices.apply(self, parameter, dim, True)  # type: ignore[no-untyped-call]  # noqa: FBT003
         return cut
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
@@ -106,6 +122,19 @@ def fold(parts: Sequence[Tensor]) -> Tensor:
     while len(parts) > 1:
         parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def compute_whole(model: nn.Module) -> None:
+    """Put a model back that an earlier run has cut."""
+    for module in model.modules():
+        if isinstance(module, ComputesInParts):
+            module.compute_in_parts(None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Say whether a module has hooks of its own, which nobody calls where others compute with its weights."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(vars(module)[kind] for kind in kinds)
 
 
 class _Copies(torch.autograd.Function):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from cosmati.core.later import later, told_fields
-from cosmati.core.virtual_shards import VirtualShards
+from cosmati.core.virtual_shards import VirtualShards, has_hooks
 from cosmati.errors import BatchError, PlanError
 from cosmati.models.attending import attend, documents_of, places_in, rotary_table, rotate, seen_within
 from cosmati.models.ngram_embedding import NgramEmbedding
@@ -188,7 +188,7 @@ class GPT(nn.Module):
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def share_out(self, shards: VirtualShards | None) -> dict[str, int]:
+    def compute_in_parts(self, shards: VirtualShards | None) -> dict[str, int]:
         """Compute each block's attention and feed-forward layer in U parts from now on; None puts them back.
 
         A part has 1 / U of the heads and of the feed-forward layer's width. Norms, embeddings and head aren't cut.
@@ -204,19 +204,15 @@ class GPT(nn.Module):
         """
         if shards is not None:
             self._refuse_uncuttable(shards.number)
-        for block in self.blocks:
-            assert isinstance(block, Block), "looked at"
-            block.attention.shards = block.feed_forward.shards = shards
-        within = {
-            "attention": {"query": 0, "key": 0, "value": 0, "projection": 1},
-            "feed_forward": {"up": 0, "down": 1},
-        }
-        return {
-            f"blocks.{index}.{part}.{layer}.weight": dim
-            for index in range(len(self.blocks))
-            for part, layers in within.items()
-            for layer, dim in layers.items()
-        }
+        for module in self.blocks.modules():
+            if isinstance(module, Attention | FeedForward):
+                vars(module).pop("shards", None)
+                if shards is not None:
+                    module.shards = shards
+        layers = [
+            name for name, one in self.named_modules() if isinstance(one, nn.Linear) and name.startswith("blocks.")
+        ]
+        return {f"{name}.weight": int(name.endswith((".projection", ".down"))) for name in layers}
 
     def _refuse_uncuttable(self, number: int) -> None:
         if self.config.num_heads % number:
@@ -228,9 +224,15 @@ class GPT(nn.Module):
         cut = {name: one for name, one in self.named_modules() if name.startswith("blocks.")}
         norms = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
         other = [n for n, one in cut.items() if type(one) not in (Block, Attention, FeedForward, nn.Linear, *norms)]
-        other += [name for name, one in cut.items() if isinstance(one, nn.Linear) and one.bias is not None]
+        other += [
+            name for name, one in cut.items() if isinstance(one, nn.Linear) and (one.bias is not None or has_hooks(one))
+        ]
         if other or type(self) is not GPT:
-            what = f"{other[0]} is another layer than GPT's own" if other else f"{type(self).__name__} isn't GPT itself"
+            what = (
+                f"{other[0]} is another layer than GPT's own, or has hooks"
+                if other
+                else f"{type(self).__name__} isn't GPT itself"
+            )
             msg = (
                 f"virtual_shards={number} cuts the project's own GPT, and {what}. Leave out what changes it, or "
                 "virtual_shards."

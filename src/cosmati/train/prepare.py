@@ -20,6 +20,7 @@ from cosmati.core.method import Method, operated, overrides
 from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
+from cosmati.core.virtual_shards import compute_whole
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
@@ -201,6 +202,7 @@ def _surgery(given: Ingredients) -> nn.Module:
             "and BatchNorm learns no statistics. Call model.train() before, unless that's meant.",
             stacklevel=5,
         )
+    compute_whole(model)
     model = operated(model, given.methods, ready)
     refuse_unsavable(model, given.loss)
     return model

@@ -18,7 +18,7 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.ingredients import Ingredients
-from cosmati.train.layout.in_replicas import InReplicas
+from cosmati.train.layout.in_replicas import InReplicas, Parts
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.shard_cut import refuse_uncuttable
@@ -57,13 +57,13 @@ def sharded_as_asked(
             tried under full sharding, or can't be cut by rows. On one rank too, since a run may go on with more.
     """
     parts = share_parts(given, model, ranks, packed=plan.facts.packed)
-    if parts is not None:
-        return InReplicas(model, regions, ranks, plan.facts.num_microbatches, parts), turns
     if given.config.sharding != "replicated":
         _refuse_overlaps(model)
     if given.config.sharding == "optimizer":
         optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
-        return _shared_out(model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
+        return _shared_out(model, regions, ranks, plan.facts.num_microbatches, layout, optimizers, parts), turns
+    if parts is not None:
+        return InReplicas(model, regions, ranks, plan.facts.num_microbatches, parts), turns
     if given.config.sharding != "full":
         return layout, turns
     _refuse_untried(given, model, ranks, packed=plan.facts.packed)
@@ -101,12 +101,13 @@ def _shared_out(
     num_microbatches: int,
     layout: Layout,
     optimizers: Sequence[torch.optim.Optimizer],
+    parts: Parts | None,
 ) -> Layout:
     if not ranks.is_parallel:
         for optimizer in optimizers:
             demands_of(optimizer)
         return layout
-    shared = OptimizerSharded(model, regions, ranks, num_microbatches)
+    shared = OptimizerSharded(model, regions, ranks, num_microbatches, parts)
     shared.rehome(optimizers)
     return shared
 

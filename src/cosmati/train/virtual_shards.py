@@ -1,15 +1,12 @@
-"""A model that computes its large products in U parts: what can't be cut is refused by name, and ranks get their parts."""
+"""A model that computes its large products in parts: what can't be cut is refused by name, and ranks get their own."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 from torch import nn
 
 from cosmati.core.isolated import isolated_modules
 from cosmati.core.plan import Plan, Promise
-from cosmati.core.virtual_shards import VirtualShards
+from cosmati.core.virtual_shards import ComputesInParts, VirtualShards
 from cosmati.errors import PlanError
 from cosmati.train.config import RunConfig
 from cosmati.train.ingredients import Ingredients
@@ -21,22 +18,6 @@ _METHODS = ("EMA", "GradientClipping", "LabelSmoothing", "LayerFreezing", "SAM",
 """Methods whose runs have the same bits in the tests of virtual shards."""
 
 
-@runtime_checkable
-class SharesOut(Protocol):
-    """A model that can compute its large products in parts."""
-
-    def share_out(self, shards: VirtualShards | None) -> Mapping[str, int]:
-        """Compute them in parts from now on; None puts them back.
-
-        Returns:
-            Names of the parameters that are cut, and the dimension along which each is.
-
-        Raises:
-            PlanError: it can't.
-        """
-        ...
-
-
 def without_parity(plan: Plan, config: RunConfig) -> Plan:
     """Return the plan without parity where products are cut: a bare loop sums them in another order."""
     if config.virtual_shards is None or not plan.holds(Promise.PARITY):
@@ -46,7 +27,7 @@ def without_parity(plan: Plan, config: RunConfig) -> Plan:
 
 
 def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> Parts | None:
-    """Let a model compute its large products in parts, or whole, as is asked for.
+    """Let a model compute its large products in parts, where that is asked for.
 
     Args:
         given: what the run is made of.
@@ -63,27 +44,25 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
     """
     number = given.config.virtual_shards
     if number is None:
-        if isinstance(model, SharesOut):
-            model.share_out(None)
         return None
     _refuse_untried(given, model, ranks, packed=packed)
-    if not isinstance(model, SharesOut):
+    if not isinstance(model, ComputesInParts):
         msg = (
-            f"{type(model).__name__} can't compute its products in virtual_shards={number}: it has no `share_out`, which "
-            "the project's GPT has. Leave out virtual_shards and tensor_parallel; sharding='full' cuts any model."
+            f"{type(model).__name__} can't compute its products in virtual_shards={number}: it has no "
+            "`compute_in_parts`, as the project's GPT has. Leave out virtual_shards and tensor_parallel."
         )
         raise PlanError(msg)
     if ranks.degree == 1:
-        model.share_out(VirtualShards(number))
+        model.compute_in_parts(VirtualShards(number))
         return None
     ranks.in_lockstep, peers = True, ReplicaPeers(ranks)
-    return Parts(peers, model.share_out(VirtualShards(number, peers)))
+    return Parts(peers, model.compute_in_parts(VirtualShards(number, peers)))
 
 
 def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:
     config, device = given.config, next(model.parameters()).device
     wrong = [] if device.type == "cpu" else [f"device {device.type}"]
-    wrong += [f"sharding={config.sharding!r}"] if config.sharding != "replicated" else []
+    wrong += [f"sharding={config.sharding!r}"] if config.sharding == "full" else []
     wrong += ["compile_blocks=True"] if config.compile_blocks else []
     wrong += ["entropy_every"] if config.entropy_every else []
     wrong += ["several sub-steps"] if not callable(given.loss) else []

@@ -17,11 +17,19 @@ QUICK = ("everything", "routed", "bfloat16")
 
 
 def launch(
-    folder: Path, ranks: tuple[int, int], cases: tuple[str, ...], *, stop: int = 0, shards: int = 4, **more: str
+    folder: Path,
+    ranks: tuple[int, int],
+    cases: tuple[str, ...],
+    *,
+    stop: int = 0,
+    shards: int = 4,
+    sharding: str = "replicated",
+    **more: str,
 ) -> dict[str, Any]:
     """Run cases on D replicas of T ranks, and return what came out."""
     replicas, degree = ranks
-    command = ["-m", "tests.train.sharding.virtual_worker", folder, ",".join(cases), *map(str, (stop, shards, degree))]
+    numbers = map(str, (stop, shards, degree))
+    command = ["-m", "tests.train.sharding.virtual_worker", folder, ",".join(cases), *numbers, sharding]
     launch_ranks(command, replicas * degree, **more)
     return json.loads((folder / f"{stop}.json").read_text())  # type: ignore[no-any-return]
 
@@ -42,6 +50,12 @@ def test_replicas_and_their_ranks_give_the_bits_of_one_process(
     tmp_path: Path, alone: Any, ranks: tuple[int, int]
 ) -> None:
     assert launch(tmp_path, ranks, QUICK) == alone(QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (2, 2), (1, 4)])
+def test_optimizer_state_may_be_shared_out_over_all_ranks(tmp_path: Path, alone: Any, ranks: tuple[int, int]) -> None:
+    assert launch(tmp_path, ranks, QUICK, sharding="optimizer") == alone(QUICK)
 
 
 @pytest.mark.slow
@@ -71,7 +85,7 @@ def test_each_case_has_the_bits_of_one_process(tmp_path: Path, alone: Any, ranks
 @pytest.mark.slow
 def test_a_run_whose_rank_is_killed_goes_on_with_another_degree(tmp_path: Path, alone: Any) -> None:
     case = QUICK[1]
-    command = ["-m", "tests.train.sharding.virtual_worker", tmp_path, case, "0", "4", "4"]
+    command = ["-m", "tests.train.sharding.virtual_worker", tmp_path, case, "0", "4", "4", "replicated"]
     ranks = begin_ranks(command, 4, DIES_AT="2 150")
     try:
         ranks[2].communicate(120)

@@ -1,8 +1,8 @@
-"""One rank of the tests of virtual shards: `virtual_worker.py FOLDER CASES [STOP [U [T]]]`, cases with commas between.
+"""One rank of the tests of virtual shards: `virtual_worker.py FOLDER CASES STOP U T SHARDING`.
 
-Rank 0 writes what came out of each as JSON. STOP 0 goes to the end; U 0 cuts nothing. Where the environment has DIES_AT,
-`RANK NUMBER`, that rank kills itself as it begins that exchange with others; CONTROL sums parts otherwise than in the
-tree.
+CASES have commas between. Rank 0 writes what came out of each as JSON. STOP 0 goes to the end; U 0 cuts nothing. Where the environment has
+DIES_AT, `RANK NUMBER`, that rank kills itself as it begins that exchange with others; CONTROL sums parts otherwise
+than in the tree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from cosmati.routing.policy_file import load_policy
 from cosmati.storage.atomic import create_secret
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, batches
+from cosmati.train.layout.in_replicas import InReplicas
+from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.peers import ReplicaPeers
+from cosmati.train.layout.whole import Whole
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -82,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_trainer(case: str, folder: Path | None, stop: int, shards: int, degree: int, **more: Any) -> Trainer:
+def make_trainer(case: str, folder: Path | None, stop: int, shards: int, degree: int, sharding: Any) -> Trainer:
     """Return the trainer of a case; everything follows from fixed seeds."""
     given = CASES[case]
     rows = torch.randint(TOKENS, (60, LENGTH + 1), generator=torch.Generator().manual_seed(1))
@@ -116,7 +119,7 @@ def make_trainer(case: str, folder: Path | None, stop: int, shards: int, degree:
             update_direction_every=3,
             digests_every=3,
             checkpoint_every="2ba",
-            **more,
+            sharding=sharding,
         ),
     )
 
@@ -154,7 +157,7 @@ def agreed(layout: Any) -> bool:
     return len({*roots}) == 1
 
 
-def run(case: str, base: Path, stop: int, shards: int, degree: int) -> dict[str, Any]:
+def run(case: str, base: Path, stop: int, shards: int, degree: int, sharding: str) -> dict[str, Any]:
     """Train one case, and return digests and metrics."""
     folder = base / case
     private = folder / "private"
@@ -163,9 +166,12 @@ def run(case: str, base: Path, stop: int, shards: int, degree: int) -> dict[str,
         private.mkdir(parents=True)
         RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
         create_secret(private / SALT_FILE, bytes(32))
-    trainer = make_trainer(case, folder, stop, shards, degree)
+    trainer = make_trainer(case, folder, stop, shards, degree, sharding)
     result = trainer.fit()
-    assert not dist.is_initialized() or agreed(trainer.assembly.layout)
+    layout, is_parallel = trainer.assembly.layout, dist.is_initialized()
+    assert not is_parallel or agreed(layout)
+    kind = OptimizerSharded if sharding == "optimizer" else InReplicas if degree > 1 else Whole
+    assert type(layout) is (kind if is_parallel else Whole)
     last = read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
     return {
         "withdrawn": sorted(f"{g.name}: {g.because}" for g in trainer.plan.guarantees if not g.holds),
@@ -182,7 +188,7 @@ def run(case: str, base: Path, stop: int, shards: int, degree: int) -> dict[str,
 def main() -> None:
     """Run the cases under one process group."""
     base, cases = Path(sys.argv[1]), sys.argv[2].split(",")
-    stop, shards, degree = (int(one) for one in (*sys.argv[3:], *"041"[len(sys.argv) - 3 :]))
+    stop, shards, degree = map(int, sys.argv[3:6])
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
@@ -190,7 +196,7 @@ def main() -> None:
         control(os.environ["CONTROL"])
     if "DIES_AT" in os.environ:
         die_at(*map(int, os.environ["DIES_AT"].split()))
-    found = {case: run(case, base, stop, shards, degree) for case in cases}
+    found = {case: run(case, base, stop, shards, degree, sharding=sys.argv[6]) for case in cases}
     if os.environ["RANK"] == "0":
         (base / f"{stop}.json").write_text(json.dumps(found))
     if dist.is_initialized():

@@ -8,7 +8,7 @@ gradient, they're put together in each backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -43,10 +43,12 @@ class InReplicas(Whole):
         regions: of its trainable parameters.
         ranks: of the run, in replicas of several.
         num_microbatches: V.
-        parts: what a replica's ranks share.
+        parts: what a replica's ranks share; None where it has one rank.
     """
 
-    def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, parts: Parts) -> None:
+    def __init__(
+        self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, parts: Parts | None
+    ) -> None:
         super().__init__(model, regions, ranks, num_microbatches)
         self._parts = parts
 
@@ -60,30 +62,32 @@ class InReplicas(Whole):
         sketch: DirectionSketch | None = None,
     ) -> Iterator[WholeStep]:
         """Open a pass over the step's microbatches."""
-        peers = self._parts.peers
-        peers.puts_off = not measure and sketch is None
-        try:
-            with super().step(routes, learns, measure=measure, sketch=sketch) as step:
-                yield step
-        finally:
-            peers.puts_off = False
+        puts_off = not measure and sketch is None
+        with (
+            super().step(routes, learns, measure=measure, sketch=sketch) as step,
+            nullcontext() if self._parts is None else self._parts.peers.putting_off(is_on=puts_off),
+        ):
+            yield step
 
     def gradients(self, tensors: Mapping[str, Tensor]) -> Pieces:
-        """Return whole gradients, put together where that was put off."""
-        return super().gradients({**tensors, **self._put_together(tensors)} if self._parts.peers.puts_off else tensors)
+        """Return gradients as methods see them."""
+        return super().gradients(self.put_together(tensors))
 
-    def _put_together(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def put_together(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return whole gradients, of which this rank has its own parts where the others were put off."""
+        if self._parts is None or not self._parts.peers.puts_off:
+            return tensors
         peers, cut = self._parts
         own = {
             name: tensors[name].chunk(peers.degree, dim)[peers.place] for name, dim in cut.items() if name in tensors
         }
         if not own:
-            return {}
+            return tensors
         kinds = {tensor.dtype for tensor in own.values()}
         assert len(kinds) == 1, "gradients are summed in one type"
         sizes = [tensor.numel() for tensor in own.values()]
         flats = [flat.split(sizes) for flat in peers.everyone(torch.cat([tensor.flatten() for tensor in own.values()]))]
-        return {
+        return {**tensors} | {
             name: torch.cat([flat.view(tensor.shape) for flat in pieces], cut[name])
             for (name, tensor), pieces in zip(own.items(), zip(*flats, strict=True), strict=True)
         }

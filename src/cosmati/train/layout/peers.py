@@ -6,6 +6,9 @@ be the backend's to choose. What is sent for a sum is what a ring sends: 2 (T - 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -28,6 +31,15 @@ class ReplicaPeers:
         self.puts_off = False
         self.degree = ranks.degree
         self.place = ranks.rank % ranks.degree
+
+    @contextmanager
+    def putting_off(self, *, is_on: bool) -> Iterator[None]:
+        """Stand around passes after which gradients of parameters are put together."""
+        self.puts_off = is_on
+        try:
+            yield
+        finally:
+            self.puts_off = False
 
     def total(self, own: Tensor) -> Tensor:
         """Return the sum of what all of them have, in the tree over their places."""
