@@ -50,7 +50,7 @@ class Threads:
         given = [one.split(sent)[self._own.rank] for one in self._exchange(own)]
         return self._later(lambda: output.copy_(torch.cat(given)))
 
-    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any, async_op: bool) -> Any:
+    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any = None, async_op: bool) -> Any:
         given = self._exchange(own)
         later = self._later(lambda: output.copy_(torch.cat(given)))
         return later if async_op else later.wait()
@@ -60,7 +60,7 @@ class Threads:
         """What was received isn't there before somebody has waited for it."""
         return SimpleNamespace(wait=arrives)
 
-    def all_reduce(self, value: Tensor, op: Any, group: Any) -> None:
+    def all_reduce(self, value: Tensor, op: Any, group: Any = None) -> None:
         assert op is dist.ReduceOp.MAX
         value.copy_(torch.stack(self._exchange(value)).amax(0))
 

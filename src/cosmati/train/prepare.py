@@ -54,7 +54,7 @@ from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.sharding import sharded_as_asked
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
-from cosmati.train.virtual_shards import without_parity
+from cosmati.train.virtual_shards import in_parts
 from cosmati.train.warm_start import place
 
 
@@ -96,8 +96,7 @@ def prepare(given: Ingredients) -> Prepared:
         DataError: the data can't be put in order.
     """
     refuse_misgiven(given)
-    config = given.config
-    ranks = Ranks(config.tensor_parallel)
+    config, ranks = given.config, Ranks(given.config.tensor_parallel)
     ranks.share_out(num_microbatches := config.resolve_microbatches(governed=given.policy is not None))
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
@@ -118,8 +117,7 @@ def prepare(given: Ingredients) -> Prepared:
     isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
     facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
     facts = replace(facts, provenance=provenance_of(given, artifacts))
-    plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
-    plan = without_parity(plan, config)
+    plan = without_named(in_parts(make_plan(given.methods, facts), config), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
     cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)

@@ -18,8 +18,8 @@ _METHODS = ("EMA", "GradientClipping", "LabelSmoothing", "LayerFreezing", "SAM",
 """Methods whose runs have the same bits in the tests of virtual shards."""
 
 
-def without_parity(plan: Plan, config: RunConfig) -> Plan:
-    """Return the plan without parity where products are cut: a bare loop sums them in another order."""
+def in_parts(plan: Plan, config: RunConfig) -> Plan:
+    """Return a plan without parity where products are cut: a bare loop sums them in another order."""
     if config.virtual_shards is None or not plan.holds(Promise.PARITY):
         return plan
     because = f"virtual_shards={config.virtual_shards} sums the parts of each product in a tree of its own"

@@ -1,8 +1,8 @@
 """One rank of the tests of virtual shards: `virtual_worker.py FOLDER CASES STOP U T SHARDING`.
 
-CASES have commas between. Rank 0 writes what came out of each as JSON. STOP 0 goes to the end; U 0 cuts nothing. Where the environment has
-DIES_AT, `RANK NUMBER`, that rank kills itself as it begins that exchange with others; CONTROL sums parts otherwise
-than in the tree.
+CASES have commas between. Rank 0 writes what came out of each as JSON. STOP 0 goes to the end; U 0 cuts nothing. Where
+the environment has DIES_AT, `RANK NUMBER`, that rank kills itself as it begins that exchange with others; CONTROL sums
+parts otherwise than in the tree.
 """
 
 from __future__ import annotations
