@@ -22,6 +22,7 @@ from benchmarks import (
     strategies,
     streaming,
     token_routing,
+    virtual_shards,
     vouching,
     watching,
 )
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "loop_overhead": loop_overhead.run,
     "routing_cost": routing_cost.run,
     "scaling": scaling.run,
+    "virtual_shards": virtual_shards.run,
     "strategies": strategies.run,
     "import_cost": import_cost.run,
     "streaming": streaming.run,
