@@ -72,6 +72,47 @@ def test_it_says_what_is_cut_and_along_which_dimension() -> None:
     assert cut == {f"blocks.0.{name}.weight": dim for name, dim in (rows | columns).items()}
 
 
+class Pretended:
+    """Other ranks that give what this one gives."""
+
+    place, puts_off = 0, True
+
+    def __init__(self, degree: int) -> None:
+        self.degree = degree
+
+    def total(self, own: Tensor) -> Tensor:
+        return own.clone()
+
+    def everyone(self, own: Tensor) -> list[Tensor]:
+        return [own] * self.degree
+
+
+def kept_bytes(model: GPT) -> int:
+    """What autograd keeps for backward, but for parameters."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(TOKENS)
+    assert logits.requires_grad
+    return sum(size for address, size in seen.items() if address not in parameters)
+
+
+def test_a_rank_keeps_its_own_parts_for_backward_alone() -> None:
+    model = made(width=64, num_heads=8, num_blocks=4)
+    sizes = []
+    for degree in (1, 2, 4, 8):
+        model.compute_in_parts(VirtualShards(8, Pretended(degree)))
+        sizes.append(kept_bytes(model))
+    shared = 2 * (sizes[0] - sizes[1])  # half of it went
+    assert shared > 0.6 * sizes[0]
+    assert sizes == pytest.approx([sizes[0] - shared * (1 - 1 / degree) for degree in (1, 2, 4, 8)], rel=0.02)
+
+
 class Own(Attention):
     """A subclass."""
 
