@@ -30,7 +30,7 @@ from cosmati.models.ngram_embedding import NgramEmbedding
 
 ActivationName = Literal["gelu", "relu_squared"]
 Normalisation = Literal["layer", "rms"]
-Linear = Callable[[Tensor], Tensor]
+_Product = Callable[[Tensor], Tensor]
 
 _FEED_FORWARD_RATIO = 4
 
@@ -325,7 +325,7 @@ class Attention(nn.Module):
     def _attended(
         self,
         hidden: Tensor,
-        layers: Sequence[Linear],
+        layers: Sequence[_Product],
         embedded: Tensor | None,
         mix: Tensor | None,
         seen: Tensor | None,
@@ -376,12 +376,12 @@ class FeedForward(nn.Module):
         copies = zip(shards.copies(hidden), cut, strict=True)
         return shards.total([self._mapped(one, *_by(weights)) for one, weights in copies])
 
-    def _mapped(self, hidden: Tensor, up: Linear, down: Linear) -> Tensor:
+    def _mapped(self, hidden: Tensor, up: _Product, down: _Product) -> Tensor:
         hidden = up(hidden)
         return down(F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square())
 
 
-def _by(weights: Sequence[Tensor]) -> tuple[Linear, ...]:
+def _by(weights: Sequence[Tensor]) -> tuple[_Product, ...]:
     """Return linear maps without bias by weights [out, in]."""
     return tuple(partial(F.linear, weight=weight) for weight in weights)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from cosmati.core.isolated import Isolated
 from cosmati.core.loss import LanguageModel
 from cosmati.core.plan import Promise
 from cosmati.data.in_memory import InMemory
@@ -18,7 +19,9 @@ from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import AdamW
 from cosmati.train.assembly import SubStep
 from cosmati.train.config import RunConfig
+from cosmati.train.ranks import Ranks
 from cosmati.train.trainer import Trainer
+from cosmati.train.virtual_shards import share_parts
 
 TURNS = [SubStep("one", LanguageModel(9), "blocks.*"), SubStep("two", LanguageModel(9), "[!b]*")]
 EACH = [AdamW(lr=1e-2, parameters=turn.parameters) for turn in TURNS]
@@ -52,6 +55,15 @@ def planned(model: nn.Module | None = None, **changed: Any) -> Trainer:
 def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(PlanError, match=f"virtual_shards=2 hasn't been tried with {named}"):
         planned(**changed)
+
+
+def test_what_only_a_planned_run_tells_is_refused_by_name() -> None:
+    given, ranks = planned().prepared.given, Ranks()
+    ranks.has_met = True
+    model = gpt()
+    model.own = Isolated("open")
+    with pytest.raises(PlanError, match="of one class alone; packs under a policy; collectives in model or loss"):
+        share_parts(given, model, ranks, packed=True)
 
 
 def test_models_that_do_not_offer_it_are_refused() -> None:
