@@ -13,7 +13,7 @@ import pytest
 from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding.virtual_worker import CASES
 
-QUICK = ("everything", "routed", "bfloat16")
+QUICK = ("everything", "routed")
 
 
 def launch(
@@ -45,11 +45,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return given
 
 
-@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2), (1, 4)])
-def test_replicas_and_their_ranks_give_the_bits_of_one_process(
-    tmp_path: Path, alone: Any, ranks: tuple[int, int]
-) -> None:
-    assert launch(tmp_path, ranks, QUICK) == alone(QUICK)
+def test_replicas_of_several_ranks_give_the_bits_of_one_process(tmp_path: Path, alone: Any) -> None:
+    assert launch(tmp_path, (2, 2), QUICK) == alone(QUICK)
 
 
 @pytest.mark.slow
@@ -75,7 +72,7 @@ def test_other_numbers_of_shards_have_other_bits_of_the_same_function(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [(1, 2), (2, 2), (1, 4), (4, 2)])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2), (1, 4), (4, 2)])
 def test_each_case_has_the_bits_of_one_process(tmp_path: Path, alone: Any, ranks: tuple[int, int]) -> None:
     cases = tuple(CASES)
     whole, found = alone(cases), launch(tmp_path, ranks, cases)
