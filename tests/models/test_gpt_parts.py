@@ -141,6 +141,11 @@ def _normed(model: GPT) -> GPT:
     return model
 
 
+def _tied(model: GPT) -> GPT:
+    model.blocks[0].attention.query.weight = model.blocks[0].attention.projection.weight
+    return model
+
+
 def _alibi(model: GPT) -> GPT:
     apply_alibi(model, max_sequence_length=9)
     return model
@@ -150,9 +155,10 @@ def _alibi(model: GPT) -> GPT:
     ("change", "named"),
     [
         (_exchanged, r"blocks\.1\.attention is another layer"),
-        (_biased, r"blocks\.0\.feed_forward\.up is another layer than GPT's own, or has hooks"),
-        (_hooked, r"blocks\.0\.attention\.query is another layer than GPT's own, or has hooks"),
+        (_biased, r"blocks\.0\.feed_forward\.up has a bias, or hooks"),
+        (_hooked, r"blocks\.0\.attention\.query has a bias, or hooks"),
         (_normed, r"blocks\.1\.attention\.key is another layer"),
+        (_tied, "weights are tied in blocks"),
         (_alibi, r"blocks\.0\.attention is another layer"),
         (lambda _: OwnGPT(GPTConfig(**SHAPE)), "OwnGPT isn't GPT itself"),
     ],

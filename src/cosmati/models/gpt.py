@@ -221,21 +221,16 @@ class GPT(nn.Module):
                 "divides the heads, or as many heads more."
             )
             raise PlanError(msg)
-        cut = {name: one for name, one in self.named_modules() if name.startswith("blocks.")}
-        norms = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
-        other = [n for n, one in cut.items() if type(one) not in (Block, Attention, FeedForward, nn.Linear, *norms)]
-        other += [
-            name for name, one in cut.items() if isinstance(one, nn.Linear) and (one.bias is not None or has_hooks(one))
-        ]
-        if other or type(self) is not GPT:
-            what = (
-                f"{other[0]} is another layer than GPT's own, or has hooks"
-                if other
-                else f"{type(self).__name__} isn't GPT itself"
-            )
+        within = {name: one for name, one in self.named_modules() if name.startswith("blocks.")}
+        own = (Block, Attention, FeedForward, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout)
+        cut = {name: one for name, one in within.items() if isinstance(one, nn.Linear)}
+        why = [] if type(self) is GPT else [f"{type(self).__name__} isn't GPT itself"]
+        why += [f"{name} is another layer than GPT's own" for name, one in within.items() if type(one) not in own]
+        why += [f"{name} has a bias, or hooks" for name, one in cut.items() if one.bias is not None or has_hooks(one)]
+        why += ["weights are tied in blocks"] if len({id(one.weight) for one in cut.values()}) < len(cut) else []
+        if why:
             msg = (
-                f"virtual_shards={number} cuts the project's own GPT, and {what}. Leave out what changes it, or "
-                "virtual_shards."
+                f"virtual_shards={number} cuts the project's own GPT, and {why[0]}. Leave that out, or virtual_shards."
             )
             raise PlanError(msg)
 

@@ -17,7 +17,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from torch import nn
 
 from cosmati.core.batch import Data
-from cosmati.core.later import told_fields
+from cosmati.core.later import told_fields, untold
 from cosmati.core.loss import LossFunction
 from cosmati.core.method import Method
 from cosmati.core.plan import describe
@@ -118,6 +118,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """The recipe as JSON text: names of its functions, and all options of its parts."""
+        unsaid = {*_NOT_OF_THE_TEXT, *untold(self.config)}
         facts = {
             "name": self.name,
             "model": _label(self.model),
@@ -126,7 +127,7 @@ class Recipe:
             "evaluation": _label(self.evaluation) if self.evaluation else None,
             "optimizers": [_call(optimizer) for optimizer in self.optimizers],
             "methods": [describe(method) for method in self.methods],
-            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _NOT_OF_THE_TEXT},
+            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in unsaid},
             "policy": self.policy.digest.hex() if self.policy else None,
         }
         return json.dumps(facts, indent=1, default=str)

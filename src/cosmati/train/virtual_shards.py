@@ -46,7 +46,9 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
     if number is None:
         return None
     _refuse_untried(given, model, ranks, packed=packed)
-    if not isinstance(model, ComputesInParts):
+    if not (
+        isinstance(model, ComputesInParts) and hasattr(type(model), "compute_in_parts")
+    ):  # no wrapper that lends it
         msg = (
             f"{type(model).__name__} can't compute its products in virtual_shards={number}: it has no "
             "`compute_in_parts`, as the project's GPT has. Leave out virtual_shards and tensor_parallel."
@@ -63,7 +65,8 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
     config, device = given.config, next(model.parameters()).device
     wrong = [] if device.type == "cpu" else [f"device {device.type}"]
     wrong += [f"sharding={config.sharding!r}"] if config.sharding == "full" else []
-    wrong += ["compile_blocks=True"] if config.compile_blocks else []
+    is_compiled = any(module._compiled_call_impl is not None for module in model.modules())  # noqa: SLF001
+    wrong += ["compile_blocks=True"] if config.compile_blocks else ["compiled modules"] if is_compiled else []
     wrong += ["entropy_every"] if config.entropy_every else []
     wrong += ["several sub-steps"] if not callable(given.loss) else []
     wrong += ["modules of one class alone"] if isolated_modules(model) else []

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from cosmati.train.replay import ReplayRequest
+from cosmati.train.trainer import Trainer
 from tests.processes import begin_ranks, launch_ranks
-from tests.train.sharding.virtual_worker import CASES
+from tests.train.replay_world import replayed
+from tests.train.sharding.virtual_worker import CASES, STEPS, make_trainer
 
 QUICK = ("everything", "routed")
 
@@ -99,3 +102,14 @@ def test_a_run_whose_rank_is_killed_goes_on_with_another_degree(tmp_path: Path, 
     stopped = launch(tmp_path, (1, 1), (case,), stop=4)[case]
     assert (stopped["outcome"], stopped["step"]) == ("stopped", 4)
     assert launch(tmp_path, (1, 2), (case,))[case] == alone(QUICK)[case]
+
+
+@pytest.mark.slow
+def test_one_process_replays_what_several_computed_together(tmp_path: Path) -> None:
+    launch(tmp_path, (1, 2), ("routed",))
+
+    def again(asked: ReplayRequest) -> Trainer:
+        return make_trainer("routed", asked.run_folder, 4, 2, observers=asked.observers, **asked.settings)
+
+    found = replayed(tmp_path / "routed", 1, STEPS, again)
+    assert (found.outcome, found.differences, found.skipped) == ("equal", (), ())

@@ -66,6 +66,27 @@ def test_what_only_a_planned_run_tells_is_refused_by_name() -> None:
         share_parts(given, model, ranks, packed=True)
 
 
+class Lending(nn.Module):
+    """Passes on what it's asked for, as compiled modules do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "inner" else getattr(super().__getattr__("inner"), name)
+
+
+def test_compiled_and_wrapped_models_are_refused() -> None:
+    model = gpt()
+    assert Lending(model).compute_in_parts(None)
+    with pytest.raises(PlanError, match="Lending can't compute its products"):
+        share_parts(planned().prepared.given, Lending(model), Ranks(), packed=False)
+    model.blocks[0]._compiled_call_impl = model.forward
+    with pytest.raises(PlanError, match="hasn't been tried with compiled modules"):
+        planned(model)
+
+
 def test_models_that_do_not_offer_it_are_refused() -> None:
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
     with pytest.raises(PlanError, match="Sequential can't compute its products in virtual_shards=2"):

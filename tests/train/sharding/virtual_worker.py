@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from cosmati.train.layout.in_replicas import InReplicas
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.layout.whole import Whole
+from cosmati.train.observers import Observer
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
@@ -85,9 +87,26 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_trainer(case: str, folder: Path | None, stop: int, shards: int, degree: int, sharding: Any) -> Trainer:
+def make_trainer(
+    case: str, folder: Path, shards: int, degree: int, *, observers: Sequence[Observer] = (), **more: Any
+) -> Trainer:
     """Return the trainer of a case; everything follows from fixed seeds."""
     given = CASES[case]
+    settings: dict[str, Any] = {
+        "budget": f"{STEPS}ba",
+        "num_microbatches": 4,
+        "num_threads": 1,
+        "precision": given.get("precision", "float32"),
+        "virtual_shards": shards or None,
+        "tensor_parallel": degree,
+        "ledger": True,
+        "details_every": 2,
+        "update_norm_every": 2,
+        "direction_every": 3,
+        "update_direction_every": 3,
+        "digests_every": 3,
+        "checkpoint_every": "2ba",
+    }
     rows = torch.randint(TOKENS, (60, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     shape = {"vocabulary_size": TOKENS, "sequence_length": LENGTH, "width": 16, "num_blocks": 2, "num_heads": 4}
@@ -103,24 +122,8 @@ def make_trainer(case: str, folder: Path | None, stop: int, shards: int, degree:
         policy=load_policy(POLICY) if is_routed else None,
         taxonomy=TAXONOMY if is_routed else None,
         evaluation=Evaluation(batches(rows, 25), {"loss": LanguageModel(TOKENS)}),
-        observers=[StopAt(stop)],
-        config=RunConfig(
-            budget=f"{STEPS}ba",
-            num_microbatches=4,
-            num_threads=1,
-            run_folder=folder,
-            precision=given.get("precision", "float32"),
-            virtual_shards=shards or None,
-            tensor_parallel=degree,
-            ledger=folder is not None,
-            details_every=2,
-            update_norm_every=2,
-            direction_every=3,
-            update_direction_every=3,
-            digests_every=3,
-            checkpoint_every="2ba",
-            sharding=sharding,
-        ),
+        observers=observers,
+        config=RunConfig(run_folder=folder, **{**settings, **more}),
     )
 
 
@@ -166,7 +169,7 @@ def run(case: str, base: Path, stop: int, shards: int, degree: int, sharding: st
         private.mkdir(parents=True)
         RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
         create_secret(private / SALT_FILE, bytes(32))
-    trainer = make_trainer(case, folder, stop, shards, degree, sharding)
+    trainer = make_trainer(case, folder, shards, degree, observers=[StopAt(stop)], sharding=sharding)
     result = trainer.fit()
     layout, is_parallel = trainer.assembly.layout, dist.is_initialized()
     assert not is_parallel or agreed(layout)

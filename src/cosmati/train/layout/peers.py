@@ -44,7 +44,7 @@ class ReplicaPeers:
     def total(self, own: Tensor) -> Tensor:
         """Return the sum of what all of them have, in the tree over their places."""
         size = -(-own.numel() // self.degree)
-        flat = own.new_zeros(size * self.degree)
+        flat = own.new_empty(size * self.degree)
         flat[: own.numel()] = own.flatten()
         received = flat.new_empty(self.degree, size)
         dist.all_to_all_single(received, flat, group=self._group)
