@@ -23,6 +23,7 @@ from benchmarks import (
     strategies,
     streaming,
     token_routing,
+    virtual_shards,
     vouching,
     watching,
 )
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "routing_cost": routing_cost.run,
     "scaling": scaling.run,
     "checkpoints": checkpoints.run,
+    "virtual_shards": virtual_shards.run,
     "strategies": strategies.run,
     "import_cost": import_cost.run,
     "streaming": streaming.run,

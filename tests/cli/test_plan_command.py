@@ -101,6 +101,10 @@ def test_one_of_ranks_and_device_is_enough(recipe: Path) -> None:
         (["--device", "l4", "--assume", "speed=3"], "there is no figure 'speed'. There are efficiency, memory_gb"),
         (["--device", "l4", "--assume", "memory_gb=much"], "'much' is no number"),
         (["--device", "l4", "--assume", "spares=1"], "Say --failures too"),
+        (
+            ["--ranks", "4", "--set", "config.virtual_shards=2", "--set", "config.tensor_parallel=2"],
+            "data-parallel ranks",
+        ),
     ],
 )
 def test_what_can_t_be_planned_is_said(recipe: Path, options: list[str], says: str) -> None:

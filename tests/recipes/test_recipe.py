@@ -165,6 +165,13 @@ def test_the_text_tells_recipes_apart_but_not_seeds() -> None:
         assert recipe.with_settings({name: value}).text != recipe.text
 
 
+def test_the_text_speaks_of_virtual_shards_where_there_are_any_and_never_of_ranks() -> None:
+    assert "virtual_shards" not in small().text
+    cut = small().with_settings({"config.virtual_shards": 4})
+    assert '"virtual_shards": 4' in cut.text
+    assert cut.with_settings({"config.tensor_parallel": 2}).text == cut.text
+
+
 def test_the_text_of_a_partial_is_the_same_in_every_process() -> None:
     first, second = (small(data=partial(InMemory, rows_per_step=size)).text for size in (4, 8))
     assert '"data": "InMemory(rows_per_step=4)"' in first

@@ -54,8 +54,8 @@ def run_facts(*methods: Method, has_ledger: bool = True, **changed: Any) -> RunF
 class SecondOfTwo(Ranks):
     """The second of two ranks, the first of which has microbatches like its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, degree: int = 1) -> None:
+        super().__init__(degree)
         self.world, self.rank = 2, 1
 
     def gather(self, rows: Tensor) -> Tensor:

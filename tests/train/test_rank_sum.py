@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cosmati.errors import PlanError
 from cosmati.train.layout.exchange import RankSum, sum_type
+from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.layout.piece import Bucket, evenly, in_buckets
 from cosmati.train.ranks import Ranks
 
@@ -43,14 +44,23 @@ class Threads:
         return given
 
     def all_to_all_single(
-        self, output: Tensor, own: Tensor, received: list[int], sent: list[int], *, async_op: bool
+        self,
+        output: Tensor,
+        own: Tensor,
+        received: list[int] | None = None,
+        sent: list[int] | None = None,
+        *,
+        group: Any = None,
+        async_op: bool = False,
     ) -> Any:
-        assert async_op
-        assert len({*received}) == 1
-        given = [one.split(sent)[self._own.rank] for one in self._exchange(own)]
-        return self._later(lambda: output.copy_(torch.cat(given)))
+        assert async_op == (received is not None)
+        assert len({*(received or [0])}) == 1
+        lengths = sent or [own.numel() // self.world] * self.world
+        given = [one.split(lengths)[self._own.rank] for one in self._exchange(own)]
+        later = self._later(lambda: output.copy_(torch.cat(given).view(output.shape)))
+        return later if async_op else later.wait()
 
-    def all_gather_single(self, output: Tensor, own: Tensor, *, group: None = None, async_op: bool) -> Any:
+    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any = None, async_op: bool) -> Any:
         given = self._exchange(own)
         later = self._later(lambda: output.copy_(torch.cat(given)))
         return later if async_op else later.wait()
@@ -60,7 +70,7 @@ class Threads:
         """What was received isn't there before somebody has waited for it."""
         return SimpleNamespace(wait=arrives)
 
-    def all_reduce(self, value: Tensor, op: Any, group: None = None) -> None:
+    def all_reduce(self, value: Tensor, op: Any, group: Any = None) -> None:
         assert op is dist.ReduceOp.MAX
         value.copy_(torch.stack(self._exchange(value)).amax(0))
 
@@ -254,3 +264,21 @@ def test_gradients_are_summed_in_one_type() -> None:
     assert sum_type([double, double]) is torch.float64
     with pytest.raises(PlanError, match=r"Some parameters are float64 and others aren't"):
         sum_type([double, narrow])
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (16, 1), (1, 1)])
+def test_peers_add_in_the_tree_whatever_the_shape(threads: Threads, shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    own = [torch.randn(shape, generator=generator) for _ in range(threads.world)]
+
+    def work(ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
+        ranks.degree = ranks.world
+        peers = ReplicaPeers(ranks)
+        assert (peers.degree, peers.place) == (threads.world, ranks.rank)
+        return peers.total(own[ranks.rank].T), peers.everyone(own[ranks.rank].T)
+
+    expected = _pairwise([*own])
+    assert expected is not None
+    for total, everyone in threads.run(work):
+        assert torch.equal(total, expected.T)
+        assert all(torch.equal(one, other.T) for one, other in zip(everyone, own, strict=True))

@@ -109,6 +109,11 @@ def _job(
     failures: bool,
     assume: Sequence[str],
 ) -> JobPlan:
+    if recipe.config.tensor_parallel > 1:
+        raise PlanError(
+            "What a run would need is reckoned for data-parallel ranks alone. Say --set config.tensor_parallel=1, and "
+            "take a microbatch's activations and products over T ranks by hand (docs: scaling-tensor)."
+        )
     given = dict(map(_figure, assume))
     own = with_figures(device_named(device), _of(given, _DEVICE_FIGURES))
     about = _of(given, _FAILURE_FIGURES)

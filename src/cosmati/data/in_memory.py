@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury, count_rows, iterate_tensors
+from cosmati.core.later import later
 from cosmati.core.nest import leaves
 from cosmati.core.plain import encode
 from cosmati.core.rng import keyed_permutation, position_key
@@ -57,7 +58,7 @@ class InMemory:
     row_ids: Tensor | None = None
     row_digests: Tensor | None = None
     tail: InMemoryTail = "drop"
-    sort_by_class: bool = False
+    sort_by_class: bool = later(default=False)
     lineage: Lineage = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

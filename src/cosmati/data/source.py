@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cosmati.core.batch import Batch
+from cosmati.core.later import later
 from cosmati.core.source import ImageSize
 from cosmati.data.image_rows import DecodeImages
 from cosmati.data.order.interleave import Ints, Stretch
@@ -54,7 +55,7 @@ class StreamingSource:
     tail: Tail = "carry"
     num_workers: int = 0
     steps_ahead: int = 2
-    sort_by_class: bool = False
+    sort_by_class: bool = later(default=False)
 
     @property
     def class_names(self) -> tuple[str, ...]:

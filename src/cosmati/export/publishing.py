@@ -19,6 +19,7 @@ from torch import nn
 
 from cosmati.core.method import Method
 from cosmati.core.state import model_tensors, parameter_root
+from cosmati.core.virtual_shards import compute_whole
 from cosmati.errors import ExportError
 from cosmati.export.card import CardFacts, card
 from cosmati.export.comparison import (
@@ -220,13 +221,15 @@ def _written(
 
 def _copied(model: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(model)
+        copied = copy.deepcopy(model)
     except Exception as error:
         msg = (
             f"The {type(model).__name__} can't be copied, and an export is made of a copy: {type(error).__name__}: "
             f"{error}. Keep files, locks and tensors with a graph out of the model's attributes."
         )
         raise ExportError(msg) from error
+    compute_whole(copied)
+    return copied
 
 
 def _unfolded(model: nn.Module) -> Folded:

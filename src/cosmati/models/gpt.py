@@ -12,7 +12,9 @@ arXiv 2407.21783).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,13 +23,15 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from cosmati.core.later import later, told_fields
+from cosmati.core.virtual_shards import VirtualShards, has_hooks
 from cosmati.errors import BatchError, PlanError
+from cosmati.models.attending import attend, documents_of, places_in, rotary_table, rotate, seen_within
 from cosmati.models.ngram_embedding import NgramEmbedding
 
 ActivationName = Literal["gelu", "relu_squared"]
 Normalisation = Literal["layer", "rms"]
+_Product = Callable[[Tensor], Tensor]
 
-_ROTARY_BASE = 10_000.0
 _FEED_FORWARD_RATIO = 4
 
 
@@ -184,6 +188,52 @@ class GPT(nn.Module):
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    def compute_in_parts(self, shards: VirtualShards | None) -> dict[str, int]:
+        """Compute each block's attention and feed-forward layer in U parts from now on; None puts them back.
+
+        A part has 1 / U of the heads and of the feed-forward layer's width. Norms, embeddings and head aren't cut.
+
+        Args:
+            shards: U parts, and who computes which of them.
+
+        Returns:
+            Names of the parameters that are cut, and the dimension along which each is.
+
+        Raises:
+            PlanError: U doesn't divide the heads, or surgery has changed what would be cut.
+        """
+        if shards is not None:
+            self._refuse_uncuttable(shards.number)
+        for module in self.blocks.modules():
+            if isinstance(module, Attention | FeedForward):
+                vars(module).pop("shards", None)
+                if shards is not None:
+                    module.shards = shards
+        layers = [
+            name for name, one in self.named_modules() if isinstance(one, nn.Linear) and name.startswith("blocks.")
+        ]
+        return {f"{name}.weight": int(name.endswith((".projection", ".down"))) for name in layers}
+
+    def _refuse_uncuttable(self, number: int) -> None:
+        if self.config.num_heads % number:
+            msg = (
+                f"{self.config.num_heads} heads can't be shared out to virtual_shards={number}. Take a number that "
+                "divides the heads, or as many heads more."
+            )
+            raise PlanError(msg)
+        within = {name: one for name, one in self.named_modules() if name.startswith("blocks.")}
+        own = (Block, Attention, FeedForward, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout)
+        cut = {name: one for name, one in within.items() if isinstance(one, nn.Linear)}
+        why = [] if type(self) is GPT else [f"{type(self).__name__} isn't GPT itself"]
+        why += [f"{name} is another layer than GPT's own" for name, one in within.items() if type(one) not in own]
+        why += [f"{name} has a bias, or hooks" for name, one in cut.items() if one.bias is not None or has_hooks(one)]
+        why += ["weights are tied in blocks"] if len({id(one.weight) for one in cut.values()}) < len(cut) else []
+        if why:
+            msg = (
+                f"virtual_shards={number} cuts the project's own GPT, and {why[0]}. Leave that out, or virtual_shards."
+            )
+            raise PlanError(msg)
+
     def _initialise(self) -> None:
         config = self.config
         for name, module in self.named_modules():
@@ -234,6 +284,7 @@ class Attention(nn.Module):
     cosine: Tensor
     sine: Tensor
     value_mix: nn.Parameter | None
+    shards: VirtualShards | None = None
 
     def __init__(self, config: GPTConfig, *, mixes_values: bool = False) -> None:
         super().__init__()
@@ -257,13 +308,30 @@ class Attention(nn.Module):
             embedded: mixed into the values, of the same shape.
             seen: which places each one sees, bool [rows, 1, length, length], of those that aren't ahead; None is all.
         """
-        query, key, value = (
-            layer(hidden).unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        if embedded is not None and self.value_mix is not None:
-            own, other = self.value_mix
-            value = own * value + other * embedded.unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
+        shards, layers = self.shards, (self.query, self.key, self.value, self.projection)
+        if shards is None:
+            return self._attended(hidden, layers, embedded, self.value_mix, seen)
+        cut = [shards.weights(layer.weight, 1 if layer is self.projection else 0) for layer in layers]
+        own = [None] * len(shards.own) if embedded is None else shards.slices(embedded, -1)
+        mixes = [None] * len(shards.own) if self.value_mix is None else shards.copies(self.value_mix)
+        parts = zip(shards.copies(hidden), zip(*cut, strict=True), own, mixes, strict=True)
+        return shards.total([self._attended(one, _by(weights), value, mix, seen) for one, weights, value, mix in parts])
+
+    def _attended(
+        self,
+        hidden: Tensor,
+        layers: Sequence[_Product],
+        embedded: Tensor | None,
+        mix: Tensor | None,
+        seen: Tensor | None,
+    ) -> Tensor:
+        """Attend with all heads, or with those of one part of the weights."""
+        *projections, output = layers
+        head_width = self.config.width // self.config.num_heads
+        query, key, value = (layer(hidden).unflatten(-1, (-1, head_width)).transpose(1, 2) for layer in projections)
+        if embedded is not None and mix is not None:
+            own, other = mix
+            value = own * value + other * embedded.unflatten(-1, (-1, head_width)).transpose(1, 2)
         if self.config.qk_norm:
             query, key = (F.rms_norm(part, part.shape[-1:]) for part in (query, key))
         if self.config.rotary:
@@ -277,8 +345,7 @@ class Attention(nn.Module):
             mixed = attend(query, key, value, bias)
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=bias is None)
-        output: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
-        return output
+        return output(mixed.transpose(1, 2).flatten(2))
 
     def bias(self, query: Tensor) -> Tensor | None:  # noqa: ARG002  (of subclasses)
         """Return what is added to the scores of queries [rows, heads, length, head_width], with -inf ahead; or None."""
@@ -288,6 +355,8 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them."""
 
+    shards: VirtualShards | None = None
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.activation = config.activation
@@ -296,77 +365,20 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [rows, length, width] to the same shape."""
-        hidden = self.up(hidden)
-        active = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square()
-        output: Tensor = self.down(active)
-        return output
+        if (shards := self.shards) is None:
+            return self._mapped(hidden, self.up, self.down)
+        cut = zip(shards.weights(self.up.weight, 0), shards.weights(self.down.weight, 1), strict=True)
+        copies = zip(shards.copies(hidden), cut, strict=True)
+        return shards.total([self._mapped(one, *_by(weights)) for one, weights in copies])
+
+    def _mapped(self, hidden: Tensor, up: _Product, down: _Product) -> Tensor:
+        hidden = up(hidden)
+        return down(F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square())
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(query key^T / sqrt(head_width) + bias) value, with the scores of all pairs in memory.
-
-    Args:
-        query: [rows, heads, length, head_width].
-        key: the same shape.
-        value: the same shape.
-        bias: [rows or 1, heads or 1, length, length], with -inf ahead; None is only that.
-    """
-    if bias is None:
-        length = query.shape[2]
-        bias = torch.full((length, length), -torch.inf, device=query.device).triu_(1)
-    scores = (query * query.shape[-1] ** -0.5) @ key.mT
-    mixed: Tensor = scores.add_(bias).softmax(-1).to(value.dtype) @ value
-    return mixed
-
-
-def documents_of(tokens: Tensor, end: int) -> Tensor:
-    """Return which of its row's documents each token belongs to, int64 [rows, length], from 0.
-
-    Args:
-        tokens: integers [rows, length].
-        end: the token that ends a document, and belongs to it.
-    """
-    ends = (tokens == end).long()
-    return ends.cumsum(1) - ends
-
-
-def places_in(documents: Tensor) -> Tensor:
-    """Return the place of each token in its document, int64 [rows, length], from 0.
-
-    Args:
-        documents: integers [rows, length], each document in one piece.
-    """
-    places = torch.arange(documents.shape[1], device=documents.device)
-    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-    return places - (places * begins).cummax(1).values
-
-
-def seen_within(documents: Tensor) -> Tensor:
-    """Return which places each one sees, its own document's up to itself: bool [rows, 1, length, length].
-
-    Args:
-        documents: integers [rows, length] (see `documents_of`).
-    """
-    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
-
-
-def rotary_table(length: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [length, head_width / 2] of position times 10000^(-2i / head_width)."""
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), _ROTARY_BASE**-exponents)
-    return angles.cos().float(), angles.sin().float()
-
-
-def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate each pair (i, i + half) of the last dimension by its position's angle.
-
-    Args:
-        heads: [rows, heads, length, head_width].
-        cosine: [length, head_width / 2].
-        sine: the same shape.
-    """
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+def _by(weights: Sequence[Tensor]) -> tuple[_Product, ...]:
+    """Return linear maps without bias by weights [out, in]."""
+    return tuple(partial(F.linear, weight=weight) for weight in weights)
 
 
 def _norm(config: GPTConfig) -> nn.Module:

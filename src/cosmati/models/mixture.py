@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.errors import BatchError, PlanError
-from cosmati.models.gpt import Attention, FeedForward, GPTConfig, seen_within
+from cosmati.models.attending import seen_within
+from cosmati.models.gpt import Attention, FeedForward, GPTConfig
 
 Balance = Literal["sequence", "batch", "bias", "none"]
 Dispatch = Literal["gathered", "dense"]

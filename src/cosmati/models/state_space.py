@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
-from cosmati.models.gpt import documents_of, places_in
+from cosmati.models.attending import documents_of, places_in
 
 _SLOWEST, _FASTEST = 1e-3, 1e-1
 """Step sizes at which heads start, drawn evenly in their logarithm."""

@@ -17,7 +17,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from torch import nn
 
 from cosmati.core.batch import Data
-from cosmati.core.later import told_fields
+from cosmati.core.later import told_fields, untold
 from cosmati.core.loss import LossFunction
 from cosmati.core.method import Method
 from cosmati.core.plan import describe
@@ -27,7 +27,7 @@ from cosmati.errors import CosmatiError, PlanError
 from cosmati.optim import Optimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import LEARNING_CADENCES, NEWER, WITNESSING, RunConfig
+from cosmati.train.config import LEARNING_CADENCES, WITNESSING, RunConfig
 from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
@@ -37,6 +37,7 @@ _OF_THE_RECORD = (
     "sensitive",
     "sharding",
     "shard_ranks",
+    "tensor_parallel",
     "checkpoint_async",
     "checkpoint_to",
     *LEARNING_CADENCES,
@@ -126,6 +127,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """The recipe as JSON text: names of its functions, and all options of its parts."""
+        unsaid = {*_NOT_OF_THE_TEXT, *untold(self.config)}
         facts = {
             "name": self.name,
             "model": _label(self.model),
@@ -134,11 +136,7 @@ class Recipe:
             "evaluation": _label(self.evaluation) if self.evaluation else None,
             "optimizers": [_call(optimizer) for optimizer in self.optimizers],
             "methods": [describe(method) for method in self.methods],
-            "config": {
-                name: value
-                for name, value in dataclasses.asdict(self.config).items()
-                if name not in _NOT_OF_THE_TEXT and (name not in NEWER or value != NEWER[name])
-            },
+            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in unsaid},
             "policy": self.policy.digest.hex() if self.policy else None,
         }
         return json.dumps(facts, indent=1, default=str)

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from cosmati.core.clock import Time
+from cosmati.core.later import later
 from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 from cosmati.ledger.profile import ATTESTED, PROFILES
@@ -28,9 +29,6 @@ LEARNING_CADENCES = ("direction_every", "update_direction_every", "digests_every
 
 WITNESSING = ("witnesses", "witness_quorum", "ledger_profile")
 """Settings that say who cosigns the ledger, and nothing of how the run trains."""
-
-NEWER = {"gather_precision": "float32"}
-"""Settings that records of earlier releases don't have, by what they were: told only where they're another."""
 
 _PRECISIONS = {
     "float32": ("fp32", "32", "32-true"),
@@ -72,6 +70,10 @@ class RunConfig(NamedSettings):
             go on under another one, on other ranks.
         shard_ranks: with `full`, how many ranks hold one copy together, a power of two; others hold further copies
             (HSDP). None takes all ranks, and so do runs with fewer. It changes no bit either.
+        virtual_shards: U, a power of two: a model that offers it computes its large products in so many parts, which
+            are summed in one tree. It changes bits, and belongs to what a run is. None doesn't cut them.
+        tensor_parallel: T, how many ranks share the parts of one microbatch, which changes no bit: T divides U, and the
+            number of ranks is a multiple of it. One process alone computes all parts.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
         gather_precision: `bfloat16` rounds the weights that a step's passes read, so that full sharding sends half the
             bytes for them; parameters, gradients and sums stay as they are, and evaluations read weights whole. It
@@ -132,6 +134,8 @@ class RunConfig(NamedSettings):
         "run_dir": "run_folder",
         "load_path": "load_weights",
         "bf16": "precision='bfloat16'",
+        "tensor_parallel_size": "tensor_parallel",
+        "tensor_model_parallel_size": "tensor_parallel",
         "eval_interval": "evaluate_every",
         "eval_every": "evaluate_every",
         "check_val_every_n_epoch": "evaluate_every='{}ep'",
@@ -151,8 +155,10 @@ class RunConfig(NamedSettings):
     max_ranks: int = 1
     sharding: Sharding = "replicated"
     shard_ranks: int | None = None
+    virtual_shards: int | None = later(default=None)
+    tensor_parallel: int = 1
     precision: Precision = "float32"
-    gather_precision: Precision = "float32"
+    gather_precision: Precision = later(default="float32")  # noqa: RUF009  (it is a field)
     compile_blocks: bool = False
     num_threads: int | None = None
     deterministic: bool = True
@@ -202,6 +208,7 @@ class RunConfig(NamedSettings):
             msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
         self._check_shards()
+        self._check_parts()
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
             raise PlanError(msg)
@@ -244,6 +251,18 @@ class RunConfig(NamedSettings):
             msg = (
                 f"RunConfig.shard_ranks = {num} says on how many ranks parameters are cut, and with "
                 f"sharding={self.sharding!r} they aren't. Use sharding='full', or leave it out."
+            )
+            raise PlanError(msg)
+
+    def _check_parts(self) -> None:
+        cut, degree = self.virtual_shards, self.tensor_parallel
+        if cut is not None and (cut < 2 or cut & (cut - 1)):
+            msg = f"RunConfig.virtual_shards = {cut}; parts are summed in a binary tree. Use 2, 4, 8, ... or None."
+            raise PlanError(msg)
+        if degree < 1 or (cut or 1) % degree:
+            msg = (
+                f"RunConfig.tensor_parallel = {degree} ranks can't share virtual_shards={cut}. Take as many virtual "
+                "shards as there may ever be such ranks, or a multiple: virtual_shards=4, tensor_parallel=2."
             )
             raise PlanError(msg)
 

@@ -219,6 +219,7 @@ def evaluate(
         msg = "Ranks share out the batches to evaluate on, and this loader shuffles on each. Give it shuffle=False."
         raise DataError(msg)
     means, stateful = _kinds(evaluation.by_name())
+    world = ranks.num_replicas
     classes = (evaluation.classes,) if isinstance(evaluation.classes, str) else tuple(evaluation.classes)
     enabled = enabled_classes(model, *classes) if classes else nullcontext()
     with _in_eval_mode([model, *_modules_of(losses)]), enabled:
@@ -229,7 +230,7 @@ def evaluate(
         with ranks.together():
             for index, given in enumerate(evaluation.read()):
                 num_batches += 1
-                is_mine = index % ranks.world == ranks.rank
+                is_mine = index % world == ranks.replica
                 if is_mine or stateful:
                     data = given.data if isinstance(given, Batch) else given
                     with evaluation.unchanged(data, index), autocast:
@@ -237,13 +238,10 @@ def evaluate(
                     if is_mine:
                         rows[index] = found
     width = 2 * len(means)
-    padded = [
-        rows.get(index, [0.0] * width)
-        for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
-    ]
+    padded = [rows.get(index, [0.0] * width) for index in range(ranks.replica, -(-num_batches // world) * world, world)]
     own = torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)
-    by_rank = ranks.gather_by_rank(own).view(ranks.world, *own.shape)
-    table = by_rank.transpose(0, 1).reshape(ranks.world * len(padded), width).cpu()
+    by_replica = ranks.gather_by_replica(own).view(world, *own.shape)
+    table = by_replica.transpose(0, 1).reshape(world * len(padded), width).cpu()
     values = {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
         for i, name in enumerate(means)

@@ -148,8 +148,8 @@ class ExportingTrainer(Lifecycle):
         a = self.assembly
         if a.ranks.in_lockstep:
             msg = (
-                "export() reads a whole model on one rank, and under sharding='full' each holds a part. Export a "
-                "checkpoint of the run in one process: cosmati export."
+                "export() reads a whole model on one rank, and each holds a part under sharding='full', or computes "
+                "one under tensor_parallel. Export a checkpoint of the run in one process: cosmati export."
             )
             raise ExportError(msg)
         run = run or self._own_run()

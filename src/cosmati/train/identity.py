@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cosmati.core.batch import Batch
+from cosmati.core.later import untold
 from cosmati.core.loss import LossFunction
 from cosmati.core.plain import encode
 from cosmati.core.source import Source
@@ -59,9 +60,6 @@ _LARGEST = 1 << 30
 """Bytes of a loader's data set above which its content isn't compared: hashing takes about a second."""
 _HOW = ("num_workers", "steps_ahead", "cache_directory", "max_bytes", "timeout")
 """Fields of a source that say how it's read, and not what."""
-
-_NEWER = {"sort_by_class": False}
-"""Fields of a source that identities of earlier releases don't have, by what they were: told where they're another."""
 
 _MAY_COUNT = re.compile(
     r"model\.(options|contents|globals)\.|loss\.|(optimizers|method_options)\.\d+\..*(globals|options)\."
@@ -341,7 +339,7 @@ def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  
         return
     for field in dataclasses.fields(value):
         content = getattr(value, field.name)
-        if field.name in _HOW or (field.name in _NEWER and content == _NEWER[field.name]):
+        if field.name in _HOW or field.name in untold(value):
             continue
         if isinstance(content, bool | int | float | str | types.NoneType):
             yield field.name, content

@@ -20,6 +20,7 @@ from cosmati.core.method import Method, operated, overrides
 from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
+from cosmati.core.virtual_shards import compute_whole
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
@@ -53,6 +54,7 @@ from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.sharding import sharded_as_asked
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
+from cosmati.train.virtual_shards import in_parts
 from cosmati.train.warm_start import place
 
 
@@ -94,7 +96,7 @@ def prepare(given: Ingredients) -> Prepared:
         DataError: the data can't be put in order.
     """
     refuse_misgiven(given)
-    config, ranks = given.config, Ranks()
+    config, ranks = given.config, Ranks(given.config.tensor_parallel)
     ranks.share_out(num_microbatches := config.resolve_microbatches(governed=given.policy is not None))
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
@@ -114,8 +116,8 @@ def prepare(given: Ingredients) -> Prepared:
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
     isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
     facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
-    plan = make_plan(given.methods, replace(facts, provenance=provenance_of(given, artifacts)))
-    plan = without_named(plan, model, losses, ranks, statistics.layers)
+    facts = replace(facts, provenance=provenance_of(given, artifacts))
+    plan = without_named(in_parts(make_plan(given.methods, facts), config), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
     cut, turns = sharded_as_asked(given, model, regions, ranks, plan, layout, turns)
@@ -198,6 +200,7 @@ def _surgery(given: Ingredients) -> nn.Module:
             "and BatchNorm learns no statistics. Call model.train() before, unless that's meant.",
             stacklevel=5,
         )
+    compute_whole(model)
     model = operated(model, given.methods, ready)
     refuse_unsavable(model, given.loss)
     return model

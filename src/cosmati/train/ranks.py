@@ -1,4 +1,4 @@
-"""Data-parallel ranks: who runs which microbatch, and what they tell each other."""
+"""The ranks of a run: who runs which microbatch, and what they tell each other."""
 
 from __future__ import annotations
 
@@ -34,8 +34,22 @@ class Ranks:
     once; with runs of 1 (0, W, 2W, ...) all ranks can reduce each slot's microbatches at once. Groups of ranks take
     consecutive ones too, and deal these out within: a group's are a whole subtree.
 
+    W = D * T ranks are D replicas of T consecutive ranks each. The ranks of a replica run the same microbatches, each a
+    part of every one (see `virtual_shards`); replicas share the microbatches out.
+
+    Args:
+        degree: T, where there are several ranks: one alone does everything.
+
+    Raises:
+        PlanError: T doesn't divide the number of ranks.
+
     Attributes:
+        world: W, all ranks.
+        rank: this one among all.
+        degree: T.
         group: of processes that this is a place in; None for all of them.
+        within: process group of this replica; None where T is 1.
+        across: process group of the ranks that have this one's place in their replicas; None is all ranks.
         run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
         num_together: consecutive ranks that deal out consecutive microbatches among themselves; 0 for all ranks.
         has_met: whether the user's own code calls collectives, as far as is known.
@@ -48,10 +62,13 @@ class Ranks:
     run = 0
     num_together = 0
     num_early = 0
+    degree = 1
+    within: Any = None
+    across: Any = None
     in_lockstep: bool = False
     together: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
-    def __init__(self) -> None:
+    def __init__(self, degree: int = 1) -> None:
         if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
             # Whoever starts a script with torchrun wants its ranks to work together, and the script needn't say so.
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -61,6 +78,30 @@ class Ranks:
         self.rank = dist.get_rank() if self.is_parallel else 0
         self.has_met = False
         self._has_compared = False
+        if degree > 1 and self.is_parallel:
+            self._join(degree)
+
+    def _join(self, degree: int) -> None:
+        """Make the process groups of replicas."""
+        if self.world % degree:
+            msg = (
+                f"{self.world} ranks can't be replicas of tensor_parallel={degree} ranks each. Start a multiple of "
+                f"{degree} ranks, or take a RunConfig(tensor_parallel=...) that divides {self.world}."
+            )
+            raise PlanError(msg)
+        self.degree = degree
+        self.within = _joined(range(start, start + degree) for start in range(0, self.world, degree))
+        self.across = _joined(range(place, self.world, degree) for place in range(degree))
+
+    @property
+    def num_replicas(self) -> int:
+        """D, between which a step's microbatches are shared out."""
+        return self.world // self.degree
+
+    @property
+    def replica(self) -> int:
+        """This rank's replica, from 0."""
+        return self.rank // self.degree
 
     @classmethod
     def alone(cls) -> Ranks:
@@ -70,7 +111,7 @@ class Ranks:
         return ranks
 
     @classmethod
-    def within(cls, group: dist.ProcessGroup) -> Ranks:
+    def in_group(cls, group: dist.ProcessGroup) -> Ranks:
         """Return this process's place in a group of some ranks."""
         ranks = cls.alone()
         ranks.group, ranks.rank, ranks.world = group, dist.get_rank(group), dist.get_world_size(group)
@@ -90,12 +131,13 @@ class Ranks:
         """
         self.mine(num_microbatches)
         self.num_together = num_together
-        self.run = 1 if is_strided else num_microbatches // self.world
+        self.run = 1 if is_strided else num_microbatches // self.num_replicas
 
     def slots(self, num_microbatches: int) -> list[list[int]]:
-        """Return for each slot the microbatches that ranks run in it, in the order of ranks."""
-        run, together = self.run or num_microbatches // self.world, self.num_together or self.world
-        of_group = num_microbatches * together // self.world
+        """Return for each slot the microbatches that replicas run in it, in their order."""
+        world = self.num_replicas
+        run, together = self.run or num_microbatches // world, self.num_together or world
+        of_group = num_microbatches * together // world
         firsts = [group + rank * run for group in range(0, num_microbatches, of_group) for rank in range(together)]
         return [
             [start + first + i for first in firsts] for start in range(0, of_group, run * together) for i in range(run)
@@ -107,20 +149,21 @@ class Ranks:
         Raises:
             PlanError: the number of ranks doesn't divide V.
         """
-        if num_microbatches % self.world:
+        if num_microbatches % (world := self.num_replicas):
+            who = f"{world} ranks" if self.degree == 1 else f"{world} replicas of {self.degree} ranks"
             msg = (
-                f"{self.world} ranks can't share V = {num_microbatches} microbatches. Start a number "
-                "of ranks that divides "
-                f"V, or set RunConfig(num_microbatches=...) to a power of two that {self.world} divides."
+                f"{who} can't share V = {num_microbatches} microbatches. Start a number "
+                f"of {who.split()[1]} that divides "
+                f"V, or set RunConfig(num_microbatches=...) to a power of two that {world} divides."
             )
             raise PlanError(msg)
-        return [slot[self.rank] for slot in self.slots(num_microbatches)]
+        return [slot[self.replica] for slot in self.slots(num_microbatches)]
 
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order.
 
         Args:
-            rows: [V / W, ...], one for each of this rank's microbatches.
+            rows: [V / D, ...], one for each of this rank's microbatches.
 
         Returns:
             [V, ...], the same on every rank.
@@ -128,8 +171,8 @@ class Ranks:
         if not self.is_parallel:
             return rows
         run = self.run or len(rows)
-        by_rank = self.gather_by_rank(rows)
-        gathered = by_rank.view(-1, self.num_together or self.world, len(rows) // run, run, *rows.shape[1:])
+        together = self.num_together or self.num_replicas
+        gathered = self.gather_by_replica(rows).view(-1, together, len(rows) // run, run, *rows.shape[1:])
         return gathered.transpose(1, 2).reshape(-1, *rows.shape[1:])
 
     def gather_by_rank(self, rows: Tensor) -> Tensor:
@@ -139,6 +182,11 @@ class Ranks:
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
         all_gather(gathered, rows.contiguous(), group=self.group)
         return gathered
+
+    def gather_by_replica(self, rows: Tensor) -> Tensor:
+        """Return each replica's rows [n, ...], which its ranks have alike, one after the other: [D * n, ...]."""
+        by_rank = self.gather_by_rank(rows).view(self.num_replicas, self.degree, *rows.shape)
+        return by_rank[:, 0].flatten(0, 1)
 
     @property
     def sharing(self) -> Sharing:
@@ -274,6 +322,12 @@ class Ranks:
         return bool(value.item())
 
 
+def _joined(groups: Iterable[range]) -> Any:  # noqa: ANN401  (PyTorch's group)
+    """Make groups of ranks, as all ranks have to, and return this rank's."""
+    made = [(members, dist.new_group(list(members))) for members in groups]
+    return next(group for members, group in made if dist.get_rank() in members)
+
+
 def _leave_group() -> None:
     """Destroy the process group, unless the script has."""
     if dist.is_initialized():
@@ -281,7 +335,7 @@ def _leave_group() -> None:
 
 
 def all_gather(gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None = None, is_async: bool = False) -> Any:  # noqa: ANN401  (PyTorch's work)
-    """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one.
+    """Gather equal tensors of a group's ranks into one; PyTorch 2.13 has another name for it, and warns of the old one.
 
     Args:
         gathered: [W * n], what is received.

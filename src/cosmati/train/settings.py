@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from cosmati.core.clock import Budget
-from cosmati.core.later import told_fields
+from cosmati.core.later import told_fields, untold
 from cosmati.core.method import Method
 from cosmati.core.plan import Plan, describe
 from cosmati.train.assembly import Turn
-from cosmati.train.config import NEWER, WITNESSING
+from cosmati.train.config import WITNESSING
 from cosmati.train.identity import CADENCES, describe_loss, describe_model, describe_source, identify
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.options import Described, describe_option, public_scalars
@@ -29,9 +29,8 @@ def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> di
     config = {
         f.name: getattr(given.config, f.name)
         for f in dataclasses.fields(given.config)
-        if f.name not in {*_NEUTRAL, *CADENCES, "num_microbatches"}
+        if f.name not in {*_NEUTRAL, *CADENCES, "num_microbatches", *untold(given.config)}
     }
-    config = {name: value for name, value in config.items() if name not in NEWER or value != NEWER[name]}
     policy = given.policy.digest.hex() if given.policy else None
     return {
         **config,
@@ -51,6 +50,7 @@ _NEUTRAL = (
     "max_ranks",
     "sharding",
     "shard_ranks",
+    "tensor_parallel",
     "elastic",
     "change",
     "load_weights",

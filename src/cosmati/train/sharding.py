@@ -19,11 +19,13 @@ from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.compiled_blocks import compiled_blocks
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.layout.in_replicas import InReplicas, Parts
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.shard_cut import refuse_uncuttable
 from cosmati.train.ranks import Ranks
 from cosmati.train.user_code import HOOKS
+from cosmati.train.virtual_shards import share_parts
 
 _BY_ELEMENT = ("AdamW", "Lion", "ScheduleFreeAdamW", "SGD", "SGDW", "Sophia")
 """Optimizers that move each element by itself: on a rank's rows as on the whole."""
@@ -62,11 +64,14 @@ def sharded_as_asked(
             "runs on one rank. Set RunConfig(num_microbatches=...) to a power of two above 1, or leave it out."
         )
         raise PlanError(msg)
+    parts = share_parts(given, model, ranks, packed=plan.facts.packed)
     if given.config.sharding != "replicated":
         _refuse_overlaps(model)
     if given.config.sharding == "optimizer":
         optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
-        return _shared_out(given, model, regions, ranks, plan.facts.num_microbatches, layout, optimizers), turns
+        return _shared_out(given, model, regions, ranks, plan.facts.num_microbatches, layout, optimizers, parts), turns
+    if parts is not None:
+        return InReplicas(model, regions, ranks, plan.facts.num_microbatches, parts), turns
     if given.config.sharding != "full":
         return layout, turns
     _refuse_untried(given, model, ranks, packed=plan.facts.packed)
@@ -105,12 +110,13 @@ def _shared_out(
     num_microbatches: int,
     layout: Layout,
     optimizers: Sequence[torch.optim.Optimizer],
+    parts: Parts | None,
 ) -> Layout:
     if not ranks.is_parallel:
         for optimizer in optimizers:
             demands_of(optimizer)
         return layout
-    shared = OptimizerSharded(model, regions, ranks, num_microbatches, rounds=given.config.rounds_weights)
+    shared = OptimizerSharded(model, regions, ranks, num_microbatches, parts, rounds=given.config.rounds_weights)
     shared.rehome(optimizers)
     return shared
 

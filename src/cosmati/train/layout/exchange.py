@@ -37,7 +37,7 @@ class RankSum:
     """The tree over one step's leaves, over all ranks.
 
     Args:
-        ranks: the data-parallel ranks.
+        ranks: of the run, of which one in each replica meets the others of its place.
         tensors: the parameters, which hold each leaf in turn.
         num_microbatches: V.
         buckets: in the order in which they're exchanged.
@@ -57,8 +57,9 @@ class RankSum:
         self._tensors = tensors
         self._buckets = buckets
         self._keeps_share = keeps_share
-        self._run = ranks.run or num_microbatches // ranks.world
-        self._num_left = num_microbatches // ranks.world
+        self._world = ranks.num_replicas
+        self._run = ranks.run or num_microbatches // self._world
+        self._num_left = num_microbatches // self._world
         self._type = sum_type(tensors)
         self._own = PairSum(tensors)
         self._sent: list[_Sent] = []
@@ -107,7 +108,7 @@ class RankSum:
 
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
         """Send a run's sums to the ranks that add them."""
-        own, world = bucket.lengths[self._ranks.rank], self._ranks.world
+        own, world = bucket.lengths[self._ranks.replica], self._world
         flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._present.device)
         # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
         flat.fill_(-0.0)
@@ -122,7 +123,8 @@ class RankSum:
             else:
                 flat[place : place + stop - start].copy_(memory(total, like)[start:stop])
         received = flat.new_empty(world * own)
-        work = dist.all_to_all_single(received, flat, [own] * world, list(bucket.lengths), async_op=True)
+        lengths, group = list(bucket.lengths), self._ranks.across
+        work = dist.all_to_all_single(received, flat, [own] * world, lengths, group=group, async_op=True)
         self._sent.append(_Sent(flat, received, work))
 
     def _land(self) -> None:
@@ -132,7 +134,7 @@ class RankSum:
             work.wait()
             self._flats.append(flat)
             across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-            for part in received.view(self._ranks.world, -1):
+            for part in received.view(self._world, -1):
                 across.push(part)
             shares.push(across.root().clone())
         self._sent = []
@@ -145,7 +147,7 @@ class RankSum:
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
         self._present[-1] = self._ranks.has_met
-        dist.all_reduce(self._present, op=dist.ReduceOp.MAX)
+        dist.all_reduce(self._present, op=dist.ReduceOp.MAX, group=self._ranks.across)
         self._land()
         *present, met = self._present.tolist()
         self._ranks.has_met = bool(met)
@@ -154,7 +156,10 @@ class RankSum:
 
     def _gathered(self) -> dict[int, Tensor]:
         shares = [shares.root() for shares in self._shares]
-        works = [all_gather(flat, own, is_async=True) for flat, own in zip(self._flats, shares, strict=True)]
+        group = self._ranks.across
+        works = [
+            all_gather(flat, own, is_async=True, group=group) for flat, own in zip(self._flats, shares, strict=True)
+        ]
         for work in works:
             work.wait()
         return {
@@ -166,7 +171,7 @@ class RankSum:
     def _own_share(self) -> dict[int, Tensor]:
         found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
         for bucket, shares in zip(self._buckets, self._shares, strict=True):
-            for index, start, stop, place in bucket.of(self._ranks.rank):
+            for index, start, stop, place in bucket.of(self._ranks.replica):
                 own, like = shares.root()[place : place + stop - start], self._tensors[index]
                 found[index] = laid_out(own, like) if len(own) == like.numel() else own
         return found

@@ -17,14 +17,16 @@ from cosmati.optim.sharing import Sharing
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.layout.exchange import RankSum
+from cosmati.train.layout.in_replicas import InReplicas, Parts
 from cosmati.train.layout.owned import OwnedCut
+from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.layout.piece import alignment_of, by_owner, cut, in_buckets, memory, strides_of
 from cosmati.train.layout.span import Span, parameter_in
-from cosmati.train.layout.whole import BUCKET_ELEMENTS, Whole
+from cosmati.train.layout.whole import BUCKET_ELEMENTS
 from cosmati.train.ranks import Ranks
 
 
-class OptimizerSharded(Whole):
+class OptimizerSharded(InReplicas):
     """The layout of a model whose optimizers are shared out over several ranks (see `Layout`).
 
     Optimizers are built over whole parameters, whose names, shapes and groups they go by. `rehome` gives them pieces.
@@ -34,15 +36,23 @@ class OptimizerSharded(Whole):
         regions: of its trainable parameters.
         ranks: the data-parallel ranks, more than one.
         num_microbatches: V.
+        parts: what a replica's ranks share; None where it has one rank.
         rounds: passes read weights rounded to bfloat16.
     """
 
     is_cut = True
 
     def __init__(
-        self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int, *, rounds: bool = False
+        self,
+        model: nn.Module,
+        regions: Regions,
+        ranks: Ranks,
+        num_microbatches: int,
+        parts: Parts | None = None,
+        *,
+        rounds: bool = False,
     ) -> None:
-        super().__init__(model, regions, ranks, num_microbatches, rounds=rounds)
+        super().__init__(model, regions, ranks, num_microbatches, parts, rounds=rounds)
         self._held: dict[int, nn.Parameter] = {p.index: p.tensor for p in self.parameters}
         self._cut = OwnedCut(ranks, self.parameters, ())
 
@@ -65,8 +75,9 @@ class OptimizerSharded(Whole):
         together = [[index[id(p)] for p in unit if id(p) in index] for own in demands for unit in own.together]
         sizes, alignment = [tensor.numel() for tensor in self.tensors], alignment_of(self.tensors)
         pieces = cut(sizes, divisible, together, self.ranks.world, alignment)
-        groups = in_buckets(sizes, BUCKET_ELEMENTS)
-        self._buckets = tuple(by_owner(group, pieces, self.ranks.world, alignment) for group in groups)
+        if self.ranks.degree == 1:
+            groups = in_buckets(sizes, BUCKET_ELEMENTS)
+            self._buckets = tuple(by_owner(group, pieces, self.ranks.world, alignment) for group in groups)
         self._cut = OwnedCut(self.ranks, self.parameters, pieces)
         self._held = {}
         for parameter in self.parameters:
@@ -88,11 +99,15 @@ class OptimizerSharded(Whole):
         return [(p.name, self._held[p.index]) for p in self.parameters if p.index in self._held]
 
     def gradients(self, tensors: Mapping[str, Tensor]) -> Pieces:
-        """Return this rank's pieces of gradients."""
+        """Return this rank's pieces of gradients; with replicas of several ranks they come whole."""
+        if self.ranks.degree > 1:
+            tensors = {name: self._cut.piece(name, whole) for name, whole in self.put_together(tensors).items()}
         return Pieces(tensors, self._weights.regions, self._cut)
 
-    def new_sum(self, num_microbatches: int) -> RankSum:
-        """Return the tree over a step's leaves, of which each rank keeps its share."""
+    def new_sum(self, num_microbatches: int) -> PairSum | RankSum:
+        """Return the tree over a step's leaves, of which each rank keeps its share where it's a replica by itself."""
+        if self.ranks.degree > 1:
+            return super().new_sum(num_microbatches)
         return RankSum(self.ranks, self.tensors, num_microbatches, self._buckets, keeps_share=True)
 
     def commit(self, root: Pieces, learns: Collection[int], step: Callable[[], None]) -> frozenset[str]:

@@ -74,7 +74,7 @@ def split(ranks: Ranks, num_shards: int, device: torch.device) -> tuple[Ranks, R
     if num_shards == ranks.world:
         return ranks, Ranks.alone()
     mesh = init_device_mesh(device.type, (ranks.world // num_shards, num_shards), mesh_dim_names=("replica", "shard"))
-    return Ranks.within(mesh.get_group("shard")), Ranks.within(mesh.get_group("replica"))
+    return Ranks.in_group(mesh.get_group("shard")), Ranks.in_group(mesh.get_group("replica"))
 
 
 def shard(model: nn.Module, ranks: Ranks, device: torch.device) -> list[ShardGroup]:

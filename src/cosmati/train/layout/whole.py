@@ -76,16 +76,17 @@ class Whole:
         self.admission = lru_cache(maxsize=256)(self._admission)
         self.arrives_once = False
         self.has_warned = False
-        self._buckets = self._planned() if ranks.is_parallel else ()
+        self._buckets = self._planned() if ranks.num_replicas > 1 else ()
 
     def _planned(self) -> tuple[Bucket, ...]:
         """Return in which buckets gradients are exchanged."""
         sizes, alignment = [tensor.numel() for tensor in self.tensors], alignment_of(self.tensors)
-        return tuple(evenly(group, sizes, self.ranks.world, alignment) for group in in_buckets(sizes, BUCKET_ELEMENTS))
+        world = self.ranks.num_replicas
+        return tuple(evenly(group, sizes, world, alignment) for group in in_buckets(sizes, BUCKET_ELEMENTS))
 
     def new_sum(self, num_microbatches: int) -> PairSum | RankSum:
         """Return the tree over a step's leaves."""
-        if not self.ranks.is_parallel:
+        if self.ranks.num_replicas == 1:
             return PairSum(self.tensors)
         return RankSum(self.ranks, self.tensors, num_microbatches, self._buckets)
 

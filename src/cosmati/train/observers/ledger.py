@@ -271,7 +271,7 @@ class LedgerObserver(Observer):
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the entry of a commit."""
-        step, ours = outcome.clock.step - 1, self._ranks.mine(self._ranks.world * len(outcome.batches))
+        step, ours = outcome.clock.step - 1, self._ranks.mine(self._ranks.num_replicas * len(outcome.batches))
         commitments = [
             self._commit_batch(batch, outcome, step, m) for m, batch in zip(ours, outcome.batches, strict=True)
         ]

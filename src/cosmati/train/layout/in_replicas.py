@@ -1,0 +1,101 @@
+"""Every rank holds every parameter, and the ranks of a replica compute parts of each microbatch.
+
+A rank has the gradients of its own parts of a parameter. They're put together once a step, after the sum over
+microbatches, which moves each element by itself. Where somebody asks for norms or directions of each microbatch's
+gradient, they're put together in each backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.pieces import Pieces
+from cosmati.routing.cells import RegionWeights
+from cosmati.routing.regions import Regions
+from cosmati.train.direction_sketch import DirectionSketch
+from cosmati.train.layout.peers import ReplicaPeers
+from cosmati.train.layout.whole import Whole, WholeStep
+from cosmati.train.ranks import Ranks
+
+
+class Parts(NamedTuple):
+    """What a replica's ranks share.
+
+    Attributes:
+        peers: these ranks.
+        cut: names of the parameters that are cut, and the dimension along which each is.
+    """
+
+    peers: ReplicaPeers
+    cut: Mapping[str, int]
+
+
+class InReplicas(Whole):
+    """The layout of a model that each rank holds whole and computes a part of (see `Layout`).
+
+    Args:
+        model: after surgery, on its device.
+        regions: of its trainable parameters.
+        ranks: of the run, in replicas of several.
+        num_microbatches: V.
+        parts: what a replica's ranks share; None where it has one rank.
+        rounds: passes read weights rounded to bfloat16.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        regions: Regions,
+        ranks: Ranks,
+        num_microbatches: int,
+        parts: Parts | None,
+        *,
+        rounds: bool = False,
+    ) -> None:
+        super().__init__(model, regions, ranks, num_microbatches, rounds=rounds)
+        self._parts = parts
+
+    @contextmanager
+    def step(
+        self,
+        routes: Sequence[RegionWeights],
+        learns: frozenset[int],
+        *,
+        measure: bool,
+        sketch: DirectionSketch | None = None,
+    ) -> Iterator[WholeStep]:
+        """Open a pass over the step's microbatches."""
+        puts_off = not measure and sketch is None
+        with (
+            super().step(routes, learns, measure=measure, sketch=sketch) as step,
+            nullcontext() if self._parts is None else self._parts.peers.putting_off(is_on=puts_off),
+        ):
+            yield step
+
+    def gradients(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        """Return gradients as methods see them."""
+        return super().gradients(self.put_together(tensors))
+
+    def put_together(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return whole gradients, of which this rank has its own parts where the others were put off."""
+        if self._parts is None or not self._parts.peers.puts_off:
+            return tensors
+        peers, cut = self._parts
+        own = {
+            name: tensors[name].chunk(peers.degree, dim)[peers.place] for name, dim in cut.items() if name in tensors
+        }
+        if not own:
+            return tensors
+        kinds = {tensor.dtype for tensor in own.values()}
+        assert len(kinds) == 1, "gradients are summed in one type"
+        sizes = [tensor.numel() for tensor in own.values()]
+        flats = [flat.split(sizes) for flat in peers.everyone(torch.cat([tensor.flatten() for tensor in own.values()]))]
+        return {**tensors} | {
+            name: torch.cat([flat.view(tensor.shape) for flat in pieces], cut[name])
+            for (name, tensor), pieces in zip(own.items(), zip(*flats, strict=True), strict=True)
+        }
