@@ -45,6 +45,7 @@ from cosmati.records.ledger import StepEntry
 from tests.audit.signed_runs import ORIGIN, make_run
 from tests.ledger.ledgers import append_steps, write_run
 from tests.processes import PythonProcess
+from tests.train.in_parts import put_into_parts
 
 Change = Callable[[Path], None]
 
@@ -101,6 +102,17 @@ def verified(bundle: Path, tmp_path: Path, trust: TrustFile | None) -> BundleRep
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return verify_bundle(bundle, folder, trust)
+
+
+def test_weights_in_parts_are_packed_whole(signed: Signed, tmp_path: Path) -> None:
+    """As several ranks write them; who reads the bundle has one file."""
+    run = tmp_path / "run"
+    shutil.copytree(signed.run, run)
+    newest = put_into_parts(run / "checkpoints" / "step-00000006")
+    key = run / "private" / "operator.key"
+    made = export_bundle(run / "ledger", tmp_path / "parts.audit.zip", key=key, weights=newest)
+    assert "after 6 steps" in dict(verified(made, tmp_path, signed.trust).lines)["weights"]
+    assert (tmp_path / "unpacked" / "weights" / "model.safetensors").is_file()
 
 
 def test_it_holds_under_what_its_reader_got_elsewhere(signed: Signed, tmp_path: Path) -> None:

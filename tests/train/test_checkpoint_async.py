@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import CheckpointError
 from cosmati.ledger.verify import verify_ledger
+from cosmati.storage.lock import is_locked
 from cosmati.train.identity import Change
 from cosmati.train.observers import Observer
 from cosmati.train.run import saving
@@ -181,6 +182,20 @@ def test_a_run_that_fails_is_closed_where_that_fails_too(tmp_path: Path, gate: G
     run.save(Clock(step=1), lambda: Checkpoint(1, {"w": torch.zeros(1)}, {}, {}))
     gate.opened.set()
     run.close(RESULT, FACTS.plan)
+    assert names(tmp_path) == []
+
+
+def test_the_folder_is_let_go_where_telling_of_it_fails(tmp_path: Path, gate: Gate) -> None:
+    class Fails(Observer):
+        def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
+            raise OSError("no disk")
+
+    run = started(tmp_path, Fails())
+    run.save(Clock(step=1), lambda: Checkpoint(1, {"w": torch.zeros(1)}, {}, {}))
+    gate.opened.set()
+    with pytest.raises(OSError, match="no disk"):
+        run.close(RESULT, FACTS.plan)
+    assert not is_locked(tmp_path / "lock")
     assert names(tmp_path) == []
 
 

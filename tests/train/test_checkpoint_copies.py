@@ -111,6 +111,24 @@ def test_a_damaged_copy_is_not_taken(tmp_path: Path, place: str) -> None:
     assert list_checkpoints(tmp_path / "checkpoints") == []
 
 
+def test_what_an_object_is_called_leads_nowhere_else(tmp_path: Path) -> None:
+    """Whoever can write to the bucket can't write to this machine."""
+    copies = Copies("memory://calls", 1)
+    copies.begin(_save(tmp_path / "made", _checkpoint(3)))
+    copies.settle()
+    memory = fsspec.filesystem("memory")
+    for name in ("step-99999999x/digests.json", "step-abc/digests.json"):
+        memory.pipe_file(f"/calls/{name}", b"{}")
+    memory.store["/calls/step-00000003/a/../../../../out"] = memory.store["/calls/step-00000003/digests.json"]
+    with pytest.raises(CheckpointError, match="leads out of it"):
+        copies.fetch(tmp_path / "run" / "checkpoints", has_ledger=False)
+    assert not (tmp_path / "out").exists()
+    del memory.store["/calls/step-00000003/a/../../../../out"]
+    copies.fetch(tmp_path / "run" / "checkpoints", has_ledger=False)
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000003"]
+    memory.rm("/calls", recursive=True)
+
+
 def test_a_run_with_a_ledger_needs_it_beside_the_copy(tmp_path: Path, place: str) -> None:
     given = {"checkpoint_every": "1ba", "checkpoint_to": place}
     run = tmp_path / "run"

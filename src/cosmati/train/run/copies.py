@@ -5,6 +5,7 @@ A published checkpoint is copied by a thread of the first rank's, `digests.json`
 
 from __future__ import annotations
 
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from cosmati.errors import CheckpointError, CosmatiError
 from cosmati.train.run.checkpoints import draft_folder, list_checkpoints, publish_checkpoint, read_checkpoint
 
 _LAST = "digests.json"
+_STEP = re.compile(r"step-\d{8,}")
 
 
 class Copies:
@@ -86,7 +88,8 @@ class Copies:
 
     def _steps(self) -> list[str]:
         """Return the names of the checkpoints that are there, newest first."""
-        return sorted((name.partition("/")[0] for name in self._target.names(f"step-*/{_LAST}")), reverse=True)
+        found = (name.partition("/")[0] for name in self._target.names(f"step-*/{_LAST}"))
+        return sorted(filter(_STEP.fullmatch, found), reverse=True)
 
     def fetch(self, folder: Path, *, has_ledger: bool) -> None:
         """Bring the newest copy into the run's `checkpoints/`, where the run hasn't one as new.
@@ -108,10 +111,12 @@ class Copies:
             shutil.rmtree(draft, ignore_errors=True)
             for path in self._target.names(f"{name}/**"):
                 place = draft / path.partition("/")[2]
+                if ".." in place.parts:  # An object may be called anything.
+                    raise ValueError(f"{path} leads out of it.")
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("wb") as file:
                     self._target.fetch(path, file)
-        except (CosmatiError, OSError) as error:
+        except (CosmatiError, OSError, ValueError) as error:
             raise CheckpointError(
                 f"The newest copy of the run's checkpoints in {self._target.url} can't be had: {error} Mend that, or "
                 "leave checkpoint_to out to go on from what is here."

@@ -155,6 +155,7 @@ def write_part(draft: Path, rank: int, world: int, plan: Plan, share: Share) -> 
     text = json.dumps(tensors).encode()
     text += b" " * (-len(text) % 8)
     path, digest = draft / part_name(rank, world), hashlib.sha256()
+    draft.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for piece in chain((len(text).to_bytes(8, "little"), text), share.pieces()):
             digest.update(piece)
@@ -268,6 +269,7 @@ def read_parts(path: Path) -> tuple[StoredTensors, StoredTensors]:
     index = json.loads((path / INDEX).read_text())
     if index["version"] != 1:
         raise ValueError(f"its parts are of version {index['version']}, and this release knows 1")
-    names = [part_name(rank, index["world"]) for rank in range(index["world"])]
-    parts = [safe_open(path / name, framework="pt") for name in names]  # open as long as somebody may read
-    return StoredTensors("model", index["tensors"], parts), StoredTensors("state", index["tensors"], parts)
+    world, tensors = index["world"], index["tensors"]
+    # Open as long as somebody may read.
+    parts = [safe_open(path / part_name(rank, world), framework="pt") for rank in range(world)]
+    return StoredTensors("model", tensors, parts), StoredTensors("state", tensors, parts)

@@ -270,11 +270,7 @@ class Saver:
         path = draft_folder(self._folder, taken.step, None)
         if self._ranks.rank == 0:
             path = draft_folder(self._folder, taken.step, self._epoch)
-            shutil.rmtree(path, ignore_errors=True)
-            try:
-                path.mkdir(parents=True)
-            except OSError as error:
-                raise not_written(taken.step, self._folder, error) from error
+            shutil.rmtree(path, ignore_errors=True)  # of an attempt that was killed
         path = path.with_name(self._ranks.told(path.name.encode()).decode())
         plan = self._shares.plan(spans)
         self._share.fill(plan, self._ranks.rank, self._shares.parts(plan, spans))

@@ -96,7 +96,7 @@ class OpenRun:
         try:
             is_first = self._folder is not None
             if is_first and self._config.checkpoint_to:
-                url = f"{self._config.checkpoint_to.rstrip('/')}/{path.name}"  # Recipes are run in several folders.
+                url = f"{str(self._config.checkpoint_to).rstrip('/')}/{path.name}"  # A recipe has several runs.
                 self._copies = Copies(url, self._config.num_checkpoints)
                 self._copies.fetch(path / "checkpoints", has_ledger=(path / "ledger" / "checkpoint").exists())
                 self._copies.catch_up(path / "checkpoints")
@@ -222,14 +222,14 @@ class OpenRun:
                 "class, and not again since.",
                 stacklevel=2,
             )
-        if self._config.run_folder is not None:
-            self._saver.abandon()
         with ExitStack() as last_first:
             if self._folder is not None:
                 last_first.callback(self._folder.close, result, plan)
                 last_first.callback(self._end_attempt, result)
             for observer in reversed(self.observers):
                 last_first.callback(observer.on_end, result.clock, result.outcome)
+            if self._config.run_folder is not None:
+                last_first.callback(self._saver.abandon)
 
     def _end_attempt(self, result: RunResult) -> None:
         assert self._folder is not None, "asked before"
