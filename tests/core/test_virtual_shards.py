@@ -41,7 +41,7 @@ class One:
     """One of them."""
 
     def __init__(self, threads: Threads, place: int, *, puts_off: bool) -> None:
-        self._threads, self.place, self.puts_off = threads, place, puts_off
+        self._threads, self.place, self._puts_off = threads, place, puts_off
         self.degree = threads.degree
 
     def everyone(self, own: Tensor) -> list[Tensor]:
@@ -51,6 +51,9 @@ class One:
         found = list(self._threads.given)
         self._threads.met.wait()
         return found
+
+    def puts_off(self, parameter: int, dim: int) -> bool:
+        return self._puts_off
 
     def total(self, own: Tensor) -> Tensor:
         return fold(self.everyone(own))

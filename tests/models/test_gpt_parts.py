@@ -75,7 +75,7 @@ def test_it_says_what_is_cut_and_along_which_dimension() -> None:
 class Pretended:
     """Other ranks that give what this one gives."""
 
-    place, puts_off = 0, True
+    place = 0
 
     def __init__(self, degree: int) -> None:
         self.degree = degree
@@ -85,6 +85,9 @@ class Pretended:
 
     def everyone(self, own: Tensor) -> list[Tensor]:
         return [own] * self.degree
+
+    def puts_off(self, parameter: int, dim: int) -> bool:
+        return True
 
 
 def kept_bytes(model: GPT) -> int:

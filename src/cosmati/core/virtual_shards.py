@@ -29,9 +29,13 @@ class Peers(Protocol):
         """Which of them this one is, from 0."""
         ...
 
-    @property
-    def puts_off(self) -> bool:
-        """Whether gradients of parameters are put together later, by somebody else."""
+    def puts_off(self, parameter: int, dim: int) -> bool:
+        """Whether the gradient of a parameter that is cut along a dimension is put together later, by somebody else.
+
+        Args:
+            parameter: its `id`.
+            dim: the dimension.
+        """
         ...
 
     def total(self, own: Tensor) -> Tensor:
@@ -46,7 +50,7 @@ class Peers(Protocol):
 class Alone:
     """A process that has all parts."""
 
-    degree, place, puts_off = 1, 0, False
+    degree, place = 1, 0
 
     def total(self, own: Tensor) -> Tensor:
         """Return it as it is."""
@@ -55,6 +59,10 @@ class Alone:
     def everyone(self, own: Tensor) -> list[Tensor]:
         """Return it as it is."""
         return [own]
+
+    def puts_off(self, parameter: int, dim: int) -> bool:  # noqa: ARG002  (see `Peers`)
+        """Say no: it has the whole."""
+        return False
 
 
 @runtime_checkable
@@ -98,12 +106,12 @@ class VirtualShards:
 
     def slices(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
         """Return this process's slices of a tensor that is cut into U along a dimension; its gradient is whole."""
-        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim, False)  # type: ignore[no-untyped-call]  # noqa: FBT003
+        cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim, None)  # type: ignore[no-untyped-call]
         return cut
 
     def weights(self, parameter: Tensor, dim: int) -> tuple[Tensor, ...]:
         """Return this process's slices of a parameter; its gradient has zeros for the others' where that's put off."""
-        cut: tuple[Tensor, ...] = _Slices.apply(self, parameter, dim, True)  # type: ignore[no-untyped-call]  # noqa: FBT003
+        cut: tuple[Tensor, ...] = _Slices.apply(self, parameter, dim, id(parameter))  # type: ignore[no-untyped-call]
         return cut
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
@@ -155,8 +163,8 @@ class _Slices(torch.autograd.Function):
     """To each part its own; what comes back is put together."""
 
     @staticmethod
-    def forward(ctx: Any, shards: VirtualShards, tensor: Tensor, dim: int, may_wait: bool) -> tuple[Tensor, ...]:  # noqa: ANN401
-        ctx.shards, ctx.dim, ctx.may_wait = shards, dim, may_wait
+    def forward(ctx: Any, shards: VirtualShards, tensor: Tensor, dim: int, parameter: int | None) -> tuple[Tensor, ...]:  # noqa: ANN401
+        ctx.shards, ctx.dim, ctx.parameter = shards, dim, parameter
         cut = tensor.chunk(shards.number, dim)
         return tuple(cut[part] for part in shards.own)
 
@@ -164,7 +172,7 @@ class _Slices(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None, None]:  # noqa: ANN401  (torch's own)
         own, peers = torch.cat(gradients, ctx.dim), ctx.shards.peers
-        if ctx.may_wait and peers.puts_off:
+        if ctx.parameter is not None and peers.puts_off(ctx.parameter, ctx.dim):
             everyone = [own if place == peers.place else torch.zeros_like(own) for place in range(peers.degree)]
         else:
             everyone = peers.everyone(own)

@@ -24,16 +24,16 @@ ROUTES = ((1.0,),) * 2
 class SecondOfTwo:
     """The second of two ranks, the first of which has the same with the sign turned."""
 
-    degree, place, puts_off = 2, 1, False
+    degree, place = 2, 1
 
     def __init__(self) -> None:
         self.sent: list[Tensor] = []
+        self.asked: list[dict[int, int]] = []
 
     @contextmanager
-    def putting_off(self, *, is_on: bool) -> Iterator[None]:
-        self.puts_off = is_on
+    def putting_off(self, cut: dict[int, int]) -> Iterator[None]:
+        self.asked.append(cut)
         yield
-        self.puts_off = False
 
     def everyone(self, own: Tensor) -> list[Tensor]:
         self.sent.append(own)
@@ -64,7 +64,8 @@ def test_parts_are_put_together_in_one_exchange() -> None:
     whole, found = root_of(looked, measure=True), root_of(peers)
     assert not looked.sent  # each backward pass would have
     assert [one.numel() for one in peers.sent] == [12 + 6]
-    assert not peers.puts_off
+    assert [sorted(one.values()) for one in peers.asked] == [[0, 1]]
+    assert not looked.asked
     for name, dim in (("0.weight", 0), ("2.weight", 1)):
         own = whole[name].chunk(2, dim)[1]
         assert torch.equal(found[name], torch.cat([-own, own], dim))
@@ -76,6 +77,7 @@ def test_nothing_is_put_off_where_directions_are_asked_for() -> None:
     peers = SecondOfTwo()
     root_of(peers, sketch=DirectionSketch(0))
     assert not peers.sent
+    assert not peers.asked
 
 
 def test_where_nothing_that_is_cut_learns_nothing_is_sent() -> None:

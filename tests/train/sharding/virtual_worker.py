@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from cosmati.core.loss import LanguageModel
 from cosmati.core.state import parameter_root
+from cosmati.core.virtual_shards import VirtualShards
 from cosmati.data.in_memory import InMemory
 from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
@@ -83,8 +85,35 @@ CASES: dict[str, dict[str, Any]] = {
     "documents": {"model": {"document_end": 3, "logit_soft_cap": 5.0}, "optimizers": [ADAMW], "methods": [SWA()]},
     "frozen": {"optimizers": [ADAMW], "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
     "double": {"type": torch.float64, "optimizers": [ADAMW], "methods": [EMA(half_life="3ba")]},
+    "own": {"own": True, "optimizers": [ADAMW]},
     "narrow": {"type": torch.bfloat16, "optimizers": [ADAMW]},
 }
+
+
+class Own(nn.Module):
+    """Says of one of its matrices another dimension than that along which it's cut, and nothing of the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 16), nn.Linear(16, TOKENS)
+        self.up, self.down = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.shards: VirtualShards | None = None
+
+    def compute_in_parts(self, shards: VirtualShards | None) -> dict[str, int]:
+        self.shards = shards
+        return {"down.weight": 0}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden, shards = self.embedding(tokens), self.shards
+        if shards is None:
+            return self.head(hidden + self.down(self.up(hidden).tanh()))
+        cut = zip(
+            shards.copies(hidden),
+            shards.weights(self.up.weight, 0),
+            shards.weights(self.down.weight, 1),
+            strict=True,
+        )
+        return self.head(hidden + shards.total([F.linear(F.linear(one, up).tanh(), down) for one, up, down in cut]))
 
 
 def make_trainer(
@@ -110,7 +139,8 @@ def make_trainer(
     rows = torch.randint(TOKENS, (60, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     shape = {"vocabulary_size": TOKENS, "sequence_length": LENGTH, "width": 16, "num_blocks": 2, "num_heads": 4}
-    model = GPT(GPTConfig(**{**shape, **given.get("model", {})})).to(given.get("type", torch.float32))
+    gpt = GPTConfig(**{**shape, **given.get("model", {})})
+    model = (Own() if "own" in given else GPT(gpt)).to(given.get("type", torch.float32))
     named = {"class_ids": torch.arange(60) // 3 % 3, "class_names": ("open", "doubtful", "closed"), "tail": "pad"}
     is_routed = "policy" in given
     return Trainer(

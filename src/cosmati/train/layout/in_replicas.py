@@ -8,7 +8,7 @@ gradient, they're put together in each backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ class InReplicas(Whole):
     ) -> None:
         super().__init__(model, regions, ranks, num_microbatches, rounds=rounds)
         self._parts = parts
+        self._is_put_off = False
 
     @contextmanager
     def step(
@@ -70,12 +71,17 @@ class InReplicas(Whole):
         sketch: DirectionSketch | None = None,
     ) -> Iterator[WholeStep]:
         """Open a pass over the step's microbatches."""
-        puts_off = not measure and sketch is None
-        with (
-            super().step(routes, learns, measure=measure, sketch=sketch) as step,
-            nullcontext() if self._parts is None else self._parts.peers.putting_off(is_on=puts_off),
-        ):
-            yield step
+        with super().step(routes, learns, measure=measure, sketch=sketch) as step:
+            if self._parts is None or measure or sketch is not None:
+                yield step
+                return
+            peers, cut = self._parts
+            with peers.putting_off({id(p.tensor): cut[p.name] for p in self.parameters if p.name in cut}):
+                self._is_put_off = True
+                try:
+                    yield step
+                finally:
+                    self._is_put_off = False
 
     def gradients(self, tensors: Mapping[str, Tensor]) -> Pieces:
         """Return gradients as methods see them."""
@@ -83,7 +89,7 @@ class InReplicas(Whole):
 
     def put_together(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole gradients, of which this rank has its own parts where the others were put off."""
-        if self._parts is None or not self._parts.peers.puts_off:
+        if self._parts is None or not self._is_put_off:
             return tensors
         peers, cut = self._parts
         own = {

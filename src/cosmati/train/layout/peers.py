@@ -6,7 +6,7 @@ be the backend's to choose. What is sent for a sum is what a ring sends: 2 (T - 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -21,25 +21,30 @@ class ReplicaPeers:
 
     Args:
         ranks: of the run, with replicas of several ranks.
-
-    Attributes:
-        puts_off: the layout puts gradients of parameters together, once a step.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._group = ranks.within
-        self.puts_off = False
+        self._put_off: Mapping[int, int] = {}
         self.degree = ranks.degree
         self.place = ranks.rank % ranks.degree
 
     @contextmanager
-    def putting_off(self, *, is_on: bool) -> Iterator[None]:
-        """Stand around passes after which gradients of parameters are put together."""
-        self.puts_off = is_on
+    def putting_off(self, cut: Mapping[int, int]) -> Iterator[None]:
+        """Stand around passes after which gradients of parameters are put together.
+
+        Args:
+            cut: by the `id` of each of these parameters, the dimension along which it's cut.
+        """
+        self._put_off = cut
         try:
             yield
         finally:
-            self.puts_off = False
+            self._put_off = {}
+
+    def puts_off(self, parameter: int, dim: int) -> bool:
+        """Say whether a gradient is put together later."""
+        return self._put_off.get(parameter) == dim
 
     def total(self, own: Tensor) -> Tensor:
         """Return the sum of what all of them have, in the tree over their places."""
