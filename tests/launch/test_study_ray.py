@@ -113,17 +113,18 @@ def test_what_tasks_end_with(cluster: object) -> None:
 
 def test_the_command_says_where_there_is_no_cluster(tmp_path: Path) -> None:
     file = study_file(tmp_path)
-    command = [sys.executable, "-m", "cosmati", "study", "run", str(file), "--on", "ray", "--with"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "cosmati", "study", "run", str(file), "--on", "ray"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(tmp_path)}  # where no cluster has a trace
 
-    def told(setting: str) -> str:
+    def told(*setting: str) -> str:
         done = subprocess.run(
-            [*command, setting], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            [*command, *setting], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=90
         )
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr
 
-    assert "No Ray cluster answers at 127.0.0.1:1" in told("address=127.0.0.1:1")
-    assert "isn't a number" in told("retries=many")
-    assert "no setting nodes" in told("nodes=2")
+    assert "No Ray cluster answers at 127.0.0.1:1" in told("--with", "address=127.0.0.1:1")
+    assert "No Ray cluster answers at auto" in told()
+    assert "isn't a number" in told("--with", "retries=many")
+    assert "no setting nodes" in told("--with", "nodes=2")

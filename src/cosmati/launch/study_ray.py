@@ -7,6 +7,7 @@ with: they're begun again.
 from __future__ import annotations
 
 import pickle
+import socket
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from cosmati.study.runner import first_starts
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+_ANSWER_SECONDS = 5.0
 
 
 class RayTasks(Jobs):
@@ -126,9 +128,12 @@ def join_cluster(address: str) -> None:
     except ImportError as error:
         raise MissingExtraError("Tasks of Ray's need Ray. Install it: pip install 'cosmati[ray]'") from error
     if not ray.is_initialized():
+        host, colon, port = address.rpartition(":")
         try:
+            if colon and port.isdigit() and "/" not in host:  # Ray asks one that nobody hears for minutes
+                socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
             ray.init(address=address, log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             msg = f"No Ray cluster answers at {address}: {error}. Begin one (ray start --head), or --with address=."
             raise RunError(msg) from error
 
