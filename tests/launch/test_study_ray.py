@@ -19,7 +19,7 @@ from cosmati.launch.studies import cluster_of
 from cosmati.launch.study_ray import RayTasks
 from cosmati.records.study import StudyRecord
 from cosmati.study.jobs import FailedCall
-from cosmati.study.runner import FAILED_FILE
+from cosmati.study.runner import FAILED_FILE, STUDY_FILE
 from tests.launch.slurm_cluster import until
 from tests.launch.studies import num_done, reached, run_in, starts_of, study_file
 
@@ -111,20 +111,23 @@ def test_what_tasks_end_with(cluster: object) -> None:
             dict(tasks.outcomes({"here": lambda: None}))
 
 
-def test_the_command_says_where_there_is_no_cluster(tmp_path: Path) -> None:
+def test_the_command(cluster: Any, tmp_path: Path) -> None:
     file = study_file(tmp_path)
     command = [sys.executable, "-m", "cosmati", "study", "run", str(file), "--on", "ray"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(tmp_path)}  # where no cluster has a trace
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def told(*setting: str) -> str:
+    def said(setting: str, status: int = 1) -> str:
         done = subprocess.run(
-            [*command, *setting], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=90
+            [*command, "--with", setting], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == status, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr
 
-    assert "No Ray cluster answers at 127.0.0.1:1" in told("--with", "address=127.0.0.1:1")
-    assert "No Ray cluster answers at auto" in told()
-    assert "isn't a number" in told("--with", "retries=many")
-    assert "no setting nodes" in told("--with", "nodes=2")
+    assert "No Ray cluster answers at 127.0.0.1:1" in said("address=127.0.0.1:1")
+    assert "isn't a number" in said("retries=many")
+    assert "no setting nodes" in said("nodes=2")
+    said(f"address={cluster.address}", status=0)
+    record = StudyRecord.from_json((tmp_path / "small" / STUDY_FILE).read_text())
+    assert record.command == f"cosmati study run {file} --on ray --with address={cluster.address}"
+    assert reached(record) == reached(run_in(file, tmp_path / "local"))
