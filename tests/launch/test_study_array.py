@@ -319,6 +319,22 @@ def test_a_controller_that_does_not_answer_loses_no_run(slurm: PlayedSlurm, file
     assert not any(one.error for one in run_on(file, tmp_path / "array").runs)
 
 
+def test_a_disk_that_is_lost_ends_the_array(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+
+    def lose() -> None:
+        if slurm.arrays and folder.exists():
+            folder.rename(tmp_path / "elsewhere")
+
+    slurm.go_on = lose
+    with pytest.raises(RunError, match="slurm/results can't be read: No such file"):
+        run_on(file, folder)
+    assert not slurm.arrays
+    (tmp_path / "elsewhere").rename(folder)
+    slurm.go_on = slurm.run_one
+    assert len(run_on(file, folder).runs) == 8
+
+
 def test_the_script_of_a_dry_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_on(file, tmp_path / "local", is_local=True)  # its search

@@ -10,6 +10,7 @@ on. In the study's folder, on a disk that all nodes share:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shlex
@@ -35,7 +36,7 @@ from cosmati.launch.study_task import (
 from cosmati.storage.atomic import replace_file
 from cosmati.study.definition import Cell, Study
 from cosmati.study.jobs import FailedCall, Jobs
-from cosmati.study.lines import made_folder, writable
+from cosmati.study.lines import made_folder, readable, writable
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -249,10 +250,10 @@ class SlurmArrays(Jobs):
             RunError: nothing can go on.
         """
         path = self._path(cell)
-        try:
+        with readable(path):
+            if not path.exists():
+                return None
             result = TaskResult.from_json(path.read_text())
-        except FileNotFoundError:
-            return None
         if result.is_final:
             path.unlink()
             raise RunError(result.error)
@@ -307,7 +308,8 @@ class SlurmArrays(Jobs):
             listed = ask_slurm("squeue", "--noheader", "--me", "--array", "--format=%F %K")
         except RunError:
             return None
-        list(self._results.iterdir())  # a shared disk then looks for new files
+        with readable(self._results):
+            list(self._results.iterdir())  # a shared disk then looks for new files
         tasks = (line.split() for line in listed.splitlines())
         return {(job, int(number)) for job, number in tasks if job in self._arrays}
 
@@ -322,7 +324,8 @@ class SlurmArrays(Jobs):
         return FailedCall(RunError(msg))
 
     def _cancel(self, job: str) -> None:
-        (self._arrays.pop(job) / _STOP).touch()
+        with contextlib.suppress(OSError):  # a disk that is lost or full keeps nothing from being cancelled
+            (self._arrays.pop(job) / _STOP).touch()
         try:
             ask_slurm("scancel", job)
         except RunError as error:

@@ -90,10 +90,11 @@ class Ranks:
             PlanError: the number of ranks doesn't divide V.
         """
         if num_microbatches % self.world:
+            more = f", or set RunConfig(num_microbatches=...) to {self.world} or a larger power of two"
+            is_power = self.world & (self.world - 1) == 0
             msg = (
-                f"{self.world} ranks can't share V = {num_microbatches} microbatches. Start a number "
-                "of ranks that divides "
-                f"V, or set RunConfig(num_microbatches=...) to a power of two that {self.world} divides."
+                f"{self.world} ranks can't share V = {num_microbatches} microbatches. Start a number of ranks that "
+                f"divides V, a power of two{more if is_power else ''}."
             )
             raise PlanError(msg)
         return [slot[self.rank] for slot in self.slots(num_microbatches)]
