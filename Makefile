@@ -26,7 +26,7 @@ OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_re
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test seeds test-slurm test-ray test-manifests tutorials extras slow golden bits mutants check methods bench docs
+.PHONY: help quickstart test seeds test-slurm test-ray test-torchft test-manifests tutorials extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -54,6 +54,9 @@ test-slurm: $(VENV)/.with-test ## kill nodes of a Slurm cluster on this machine 
 
 test-ray: $(VENV)-ray/.with-ray ## kill nodes of a Ray cluster on this machine, in an environment of its own
 	$(VENV)-ray/bin/python -m pytest -n 0 -m ray tests/launch
+
+test-torchft: $(VENV)-torchft/.with-torchft ## kill processes that a lighthouse of torchft's knows, in an environment of its own
+	$(VENV)-torchft/bin/python -m pytest -n 0 -m torchft tests/launch
 
 test-manifests: $(VENV)-manifests/.with-manifests ## hold manifests against the schemas of those who read them, in an environment of its own
 	$(VENV)-manifests/bin/python -m pytest -n 0 tests/launch/test_manifest_schemas.py
@@ -129,6 +132,10 @@ $(VENV)/.with-quickstart $(VENV)/.with-test $(VENV)/.with-check $(VENV)/.with-do
 
 $(VENV)-ray/.with-ray: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(VENV)-ray TEST_EXTRAS=test,ray $(VENV)-ray/.with-test
+	@touch $@
+
+$(VENV)-torchft/.with-torchft: pyproject.toml constraints.txt
+	$(MAKE) VENV=$(VENV)-torchft TEST_EXTRAS=test,torchft $(VENV)-torchft/.with-test
 	@touch $@
 
 $(VENV)-manifests/.with-manifests: pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The GPU tests and benchmark (b) in one call, from source and without a network: bash benchmarks/gpu.sh
+# The GPU tests and benchmarks in one call, from source and without a network: bash benchmarks/gpu.sh [NAME ...]
+# Names are those of `python -m benchmarks.gpu`: scaling (beside DDP, FSDP2; ledger, hashes), routing_cost, ...; all without.
 # Results go to $OUT, or to benchmarks/results. Needs torch>=2.9 with CUDA and the base dependencies.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -13,5 +14,5 @@ if missing:
 PY
 status=0
 timeout 300 python3 -m pytest -m gpu -q -p no:randomly -p no:cacheprovider tests || status=$?
-timeout 280 python3 -m benchmarks.gpu || status=$?
+timeout 280 python3 -m benchmarks.gpu "$@" || status=$?
 exit "$status"

@@ -37,6 +37,7 @@ def _lacking() -> dict[str, str]:
     present = {
         "gpu": (torch.cuda.is_available(), "no CUDA device"),
         "ray": (importlib.util.find_spec("ray") is not None, "Ray isn't installed"),
+        "torchft": (importlib.util.find_spec("torchft") is not None, "torchft isn't installed"),
         "slurm": (not missing_programs(), "Slurm isn't installed, with its controller"),
         "s3": (importlib.util.find_spec("moto") is not None, "moto isn't installed"),
         "browser": (

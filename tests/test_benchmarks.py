@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import gpu
 from benchmarks.measure import in_turns, write
 
 
@@ -19,3 +20,16 @@ def test_arms_are_compared_round_by_round(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "demo.json").read_text())
     assert facts["rows"][1]["num_rounds"] == 3
     assert facts["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_what_is_measured_on_a_gpu_runs_on_a_cpu_too(tmp_path: Path) -> None:
+    gpu.run(["scaling"], tmp_path, is_dry=True)
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert sorted(found) == ["hashing_dry", "scaling_dry"]
+    arms = [row["arm"] for row in found["scaling_dry"]["rows"]]
+    assert {"DDP, one rank", "FSDP2, one rank", "replicated", "optimizer", "ledger"} <= {*arms}
+    # All arms do the same multiplications.
+    assert {*found["scaling_dry"]["operations, by plain's"].values()} == {1.0}
+    assert found["hashing_dry"]["bytes"] == 4 * found["scaling_dry"]["parameters"]
+    assert not torch.distributed.is_initialized()

@@ -81,6 +81,36 @@ def test_a_writer_that_was_fenced_off_leaves_every_file_as_it_is(tmp_path: Path,
     assert content_of(run) == fences.content
 
 
+class Loses(Observer):
+    """Has the run's folder moved away at a step, as a disk is lost."""
+
+    every = 1
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_step(self, outcome: StepOutcome) -> None:
+        if outcome.clock.step == 5:
+            self._folder.rename(self._folder.with_name("elsewhere"))
+
+
+def test_a_folder_that_is_lost_is_said_to_be_so_and_not_begun_anew(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def trainer(*observers: Observer) -> Trainer:
+        data = InMemory((torch.rand(24, 3, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2), 4)
+        torch.manual_seed(0)
+        config = RunConfig(budget="12ba", num_threads=1, run_folder=run, ledger=False, checkpoint_every="4ba")
+        loss = Classification(2)
+        return Trainer(MLP((3, 4, 2)), loss, data, optimizers=[SGD(lr=0.1)], config=config, observers=list(observers))
+
+    with pytest.raises(CosmatiError, match=r"run isn't there any more.*Bring it back"):
+        trainer(Loses(run)).fit()
+    assert not run.exists()
+    run.with_name("elsewhere").rename(run)
+    assert trainer().fit().clock.step == 12
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_process_that_comes_back_from_a_machine_that_nobody_reached_commits_nothing(tmp_path: Path) -> None:

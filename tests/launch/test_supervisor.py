@@ -369,3 +369,54 @@ def test_a_place_where_each_attempt_gets_further_stays(jobs: JobQueue, tmp_path:
     further = [training(tmp_path, step, lost) for step in (10, 20, 30, 40)]
     job = seen_through(jobs, Scripted(*further, DONE))
     assert (job.state, jobs.bad_places(job.id)) == (LaunchState.COMPLETED, {})
+
+
+def test_a_run_whose_disk_is_lost_is_not_begun_from_its_first_step(jobs: JobQueue, tmp_path: Path) -> None:
+    class Disk(Scripted):
+        """Is lost with the first attempt."""
+
+        def cancel(self, handle: str) -> None:
+            super().cancel(handle)
+            if (tmp_path / "run").exists():
+                (tmp_path / "run").rename(tmp_path / "elsewhere")
+
+    engine = Disk(training(tmp_path, 20, GONE))
+    job = seen_through(jobs, engine, retries=2)
+    assert (job.state, len(engine.requests)) == (LaunchState.FAILED, 1)
+    assert f"{tmp_path / 'run'}, where step 20 was reached, isn't there" in job.reason
+    assert f"cosmati clone {job.id}" in job.reason
+    (tmp_path / "elsewhere").rename(tmp_path / "run")
+    jobs.resume(job.id, LaunchState.FAILED)
+    back = Scripted(DONE)
+    with Supervisor(jobs, job.id, back, slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.COMPLETED
+
+
+def test_a_stopped_run_whose_disk_is_lost_is_not_begun_from_its_first_step(
+    jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("cosmati.launch.supervisor._outcome_of", lambda progress: "stopped")
+        job = seen_through(jobs, Scripted(training(tmp_path, 20, DONE)))
+    assert job.state is LaunchState.STOPPED
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    jobs.resume(job.id, LaunchState.STOPPED)
+    engine = Scripted(DONE)
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.FAILED
+    assert not engine.requests
+    assert "where step 20 was reached, isn't there" in jobs.get(job.id).reason
+
+
+def test_a_run_s_disk_that_is_full_is_a_failure_and_ends_no_supervisor(
+    jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, wait_seconds: float = 0.0) -> None:
+        raise OSError(28, "No space left on device", str(folder / "epoch"))
+
+    monkeypatch.setattr("cosmati.launch.supervisor.fence_off", full)
+    engine = Scripted(training(tmp_path, 20, GONE))
+    job = seen_through(jobs, engine, retries=2)
+    assert (job.state, outcomes(jobs, job), len(engine.requests)) == (LaunchState.FAILED, ["failed"] * 3, 1)
+    assert f"{tmp_path / 'run'} can't be written: No space left on device" in job.reason
+    assert f"cosmati resume {job.id}" in job.reason

@@ -254,7 +254,10 @@ def test_ranks_that_do_not_divide_the_microbatches_are_refused() -> None:
     assert (ranks.rank, ranks.world, ranks.is_parallel) == (0, 1, False)
     assert list(ranks.mine(4)) == [0, 1, 2, 3]
     ranks.world = 3
-    with pytest.raises(PlanError, match=r"3 ranks can't share V = 4 microbatches"):
+    with pytest.raises(PlanError, match=r"3 ranks can't share V = 4 microbatches.*divides V, a power of two\.$"):
+        ranks.mine(4)  # no V is shared by three
+    ranks.world = 8
+    with pytest.raises(PlanError, match=r"8 ranks can't share V = 4.*num_microbatches=...\) to 8 or a larger power"):
         ranks.mine(4)
 
 

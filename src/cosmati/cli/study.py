@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from cosmati.cli.files import call_of
+from cosmati.cli.runs import named_values
 from cosmati.cli.store import form_of
 from cosmati.errors import RunError
 from cosmati.explorer.report import write_report
 from cosmati.explorer.static_figures import write_figures
 from cosmati.explorer.wording import claims_of, noise_sentences, prediction_rows
+from cosmati.launch.studies import cluster_of, dry_run
 from cosmati.records.study import ProfileRecord, StudyRecord
 from cosmati.storage.atomic import replace_file
 from cosmati.store.reading import study_record
@@ -32,6 +33,7 @@ from cosmati.study.hardware import (
 )
 from cosmati.study.lines import writable
 from cosmati.study.planning import plan_lines
+from cosmati.study.python_file import call_of
 from cosmati.study.registration import check_predictions
 from cosmati.study.runner import (
     STARTED_FILE,
@@ -59,8 +61,16 @@ def run(
     ],
     folder: Annotated[Path | None, typer.Option(help="Where the runs are kept; the study's name if left out.")] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at a time, each in a process with one thread if 2 or more.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="Runs at a time, each in a process with one thread if 2 or more. 1, elsewhere 8."),
+    ] = None,
+    on: Annotated[str, typer.Option(help="What carries the runs out: local, slurm, ray.")] = "local",
+    settings: Annotated[
+        list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A setting of what carries them out.")
+    ] = None,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show the batch script that Slurm would be given, and submit nothing.")
+    ] = False,
 ) -> None:
     """Run all arms at all budgets and seeds. A study that was stopped goes on with the same command.
 
@@ -71,15 +81,24 @@ def run(
     (cost_turns): that is done alone. What is predicted (registration) is written down before the first run, and
     can't be changed after it.
 
+    On Slurm the runs are tasks of an array, on Ray tasks; the folder is on a disk that all nodes share. What a
+    node's loss takes is run again. Searches of the study's own are done here.
+
     \b
     Examples:
       cosmati study run warmup_study.py --folder studies/warmup
       cosmati study run warmup_study.py --folder studies/warmup --jobs 2
+      cosmati study run warmup_study.py --folder studies/warmup --jobs 16 --on slurm --with partition=gpu
     """  # noqa: D301
     study = _study_of(file)
     where = folder or Path(study.name)
-    command = f"cosmati study run {file}" + (f" --jobs {jobs}" if jobs > 1 else "")
-    record = run_study(study, where, command=command, jobs=jobs)
+    cluster = cluster_of(on, file, where, jobs, named_values("--with", settings))
+    if is_dry:
+        typer.echo(dry_run(cluster, study), nl=False)
+        return
+    said = [*(["--jobs", str(jobs)] if jobs and jobs > 1 else []), *(["--on", on] if cluster else [])]
+    command = " ".join(["cosmati study run", file, *said, *(f"--with {one}" for one in settings or [])])
+    record = run_study(study, where, command=command, jobs=jobs or 1, cluster=cluster)
     for line in summary(record):
         typer.echo(line)
     typer.echo(f"Write the report with: cosmati study report {where}")

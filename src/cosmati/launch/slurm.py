@@ -24,7 +24,7 @@ from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.notes import PLACE_VARIABLE, ends_in, log_of, processes_in
 
 _SCRIPT, _LOG, _STATUS, _STOP = "job.sbatch", "job.log", "status", "stop"
-_OPTIONS = ("account", "constraint", "cpus-per-task", "gpus-per-node", "mem", "partition", "qos", "reservation", "time")
+OPTIONS = ("account", "constraint", "cpus-per-task", "gpus-per-node", "mem", "partition", "qos", "reservation", "time")
 """Settings that sbatch is given as they are."""
 _OWN = ("nodes", "requeues", "restarts")
 _REQUEUES, _RESTARTS = 10, 3
@@ -41,7 +41,7 @@ def render(request: AttemptRequest) -> str:
     Raises:
         RunError: a setting that Slurm isn't given, or ranks that don't fill their nodes.
     """
-    settings = check_settings("slurm", request.settings, (*_OPTIONS, *_OWN))
+    settings = check_settings("slurm", request.settings, (*OPTIONS, *_OWN))
     counts, per_node = node_counts(request.ranks, settings.get("nodes", "1"))
     bad = sorted({place.partition("/")[0] for place in request.bad})
     directives = {
@@ -54,7 +54,7 @@ def render(request: AttemptRequest) -> str:
         **({"time": str(math.ceil(request.max_seconds / 60) + 1)} if request.max_seconds else {}),
         **({"exclude": ",".join(bad)} if bad else {}),
         "cpus-per-task": str(per_node),
-        **{name: settings[name] for name in _OPTIONS if name in settings},
+        **{name: settings[name] for name in OPTIONS if name in settings},
     }
     agent = agent_command(
         request.program,
@@ -67,7 +67,7 @@ def render(request: AttemptRequest) -> str:
         is_host='$([ "$SLURM_PROCID" = 0 ] && echo true || echo false)',
     )
     values = {
-        "directives": "\n".join(f"#SBATCH --{name}={_one_line(value)}" for name, value in directives.items()),
+        "directives": "\n".join(f"#SBATCH --{name}={one_line(value)}" for name, value in directives.items()),
         "folder": shlex.quote(str(request.folder)),
         "directory": shlex.quote(str(request.program.folder)),
         "exports": "\n".join(
@@ -145,18 +145,18 @@ class SlurmEngine:
         if script.exists() and (known := self._find(request)):
             return f"{known} {request.folder}"
         script.write_text(render(request))
-        job = _call("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+        job = ask_slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
         return f"{job} {request.folder}"
 
     def _find(self, request: AttemptRequest) -> str:
-        listed = _call("squeue", "--noheader", "--me", f"--name={name_of(request)}", "--format=%i %k")
+        listed = ask_slurm("squeue", "--noheader", "--me", f"--name={name_of(request)}", "--format=%i %k")
         return next((line.split()[0] for line in listed.splitlines() if line.split()[1:] == [str(request.folder)]), "")
 
     def poll(self, handle: str) -> AttemptStanding:
         """Return how a job stands, by Slurm's controller, and by the job's own note once Slurm has forgotten it."""
         job, folder = _parts(handle)
         try:
-            said = _call("scontrol", "show", "job", job, "--oneliner")
+            said = ask_slurm("scontrol", "show", "job", job, "--oneliner")
         except RunError as error:
             if "Invalid job id" in str(error):
                 return _ended_before(folder)
@@ -184,7 +184,7 @@ class SlurmEngine:
         job, folder = _parts(handle)
         (folder / _STOP).touch()
         try:
-            _call("scancel", job)
+            ask_slurm("scancel", job)
         except RunError as error:
             if "Invalid job id" not in str(error):
                 raise
@@ -254,7 +254,7 @@ true
 """
     if marks:
         where = ["--overlap", "--ntasks-per-node=1", "--cpus-per-task=1", f"--jobid={job}", "--quiet"]
-        _call("srun", *where, "env", f"name={name}", "sh", "-c", send, "signal", *marks)
+        ask_slurm("srun", *where, "env", f"name={name}", "sh", "-c", send, "signal", *marks)
 
 
 def _parts(handle: str) -> tuple[str, Path]:
@@ -262,15 +262,25 @@ def _parts(handle: str) -> tuple[str, Path]:
     return job, Path(folder)
 
 
-def _one_line(value: str) -> str:
+def one_line(value: str) -> str:
+    """Return a value as a line of a batch script has it.
+
+    Raises:
+        RunError: it can't stand there.
+    """
     if "\n" in value or '"' in value:
         msg = f"{value!r} can't stand in a batch script: it has a line break or a quotation mark. Leave that out."
         raise RunError(msg)
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
 
-def _call(program: str, *arguments: str) -> str:
+def ask_slurm(program: str, *arguments: str, max_seconds: float | None = _SECONDS) -> str:
     """Return what one of Slurm's programs says.
+
+    Args:
+        program: its name.
+        arguments: for it.
+        max_seconds: that it may take; None where it waits in the queue.
 
     Raises:
         RunError: it isn't there, doesn't answer or says no.
@@ -283,10 +293,12 @@ def _call(program: str, *arguments: str) -> str:
         raise RunError(msg)
     try:
         done = subprocess.run(  # noqa: S603  (Slurm's own, with arguments in a list)
-            [path, *arguments], capture_output=True, text=True, check=False, timeout=_SECONDS
+            [path, *arguments], capture_output=True, text=True, check=False, timeout=max_seconds
         )
     except subprocess.TimeoutExpired as error:
-        msg = f"{program} didn't answer within {_SECONDS:g} s. See whether Slurm's controller is up: `scontrol ping`."
+        msg = (
+            f"{program} didn't answer within {max_seconds:g} s. See whether Slurm's controller is up: `scontrol ping`."
+        )
         raise RunError(msg) from error
     if done.returncode:
         msg = f"{program} said no: {done.stderr.strip() or done.stdout.strip()}. Mend what it names, and try again."

@@ -156,7 +156,9 @@ class Supervisor:
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         self._queue.begin_attempt(self._id, self._holder, attempt)
-        self._fence_off(job)
+        if lacks := self._fence_off(job):
+            self._settle(number, _Ended("failed", lacks))
+            return
         request = AttemptRequest(
             job=self._id,
             number=number,
@@ -180,12 +182,29 @@ class Supervisor:
             raise
         self._settle(number, ended)
 
-    def _fence_off(self, job: LaunchedJob) -> None:
-        """Make whoever is left of a lost attempt stale: from now on he can commit nothing."""
-        before = self._queue.attempts(self._id)[:-1]
-        if before and before[-1].outcome not in ("completed", "stopped") and job.run_folder:
-            for path in (Path(job.run_folder), Path(job.run_folder) / "ledger"):
+    def _fence_off(self, job: LaunchedJob) -> str:
+        """Make whoever is left of a lost attempt stale: from now on he can commit nothing.
+
+        Returns:
+            Why the run can't go on, as where its disk is lost or full; empty where it can.
+        """
+        before, run = self._queue.attempts(self._id)[:-1], Path(job.run_folder)
+        if not before or not job.run_folder:
+            return ""
+        if job.step and not run.is_dir():
+            return (
+                f"{run}, where step {job.step} was reached, isn't there. Bring its disk or the folder back, and "
+                f"cosmati resume {self._id}; to begin from the first step: cosmati clone {self._id}"
+            )
+        if before[-1].outcome in ("completed", "stopped"):
+            return ""
+        try:
+            for path in (run, run / "ledger"):
                 fence_off(path, wait_seconds=_LOCK_SECONDS)
+        except OSError as error:
+            reason = error.strerror or error
+            return f"{run} can't be written: {reason}. Mend that, as by making room, and cosmati resume {self._id}"
+        return ""
 
     def _follow(self, number: int, handle: str, watch: RunWatch) -> _Ended:
         """Watch an attempt to its end."""

@@ -52,7 +52,7 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
     except BaseException as raised:  # noqa: BLE001  (told, and the process ends)
         traceback.print_exc()
         error = f"{type(raised).__name__}: {raised}".partition("\n")[0]
-        status, lost_others = 1, _is_of_others(raised)
+        status, lost_others = 1, is_of_others(raised)
     # Whoever asks a rank to stop that has just ended has what he wants.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit._run_exitfuncs()  # noqa: SLF001  (a forked process runs none by itself before Python 3.13)
@@ -102,7 +102,8 @@ def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
     return 1, str(end.code).partition("\n")[0]
 
 
-def _is_of_others(error: BaseException) -> bool:
+def is_of_others(error: BaseException) -> bool:
+    """Return whether an error is one that a rank has because another one has ended."""
     from torch.distributed import DistError
 
     told = str(error).lower()

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cosmati.errors import PlanError
-from cosmati.records.study import ArmRecord, ChecklistItem, Prediction, SearchRecord
+from cosmati.records.study import ArmRecord, ChecklistItem, Prediction, Registration, SearchRecord, StudyRecord
 from cosmati.study.measured import Run
+
+Cell = tuple[str, float, int]
+"""Arm, budget and seed of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +150,7 @@ class Study:
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in seeds))
         object.__setattr__(self, "budgets", tuple(budgets))
 
-    def cells(self) -> Iterator[tuple[str, float, int]]:
+    def cells(self) -> Iterator[Cell]:
         """Give arm, budget and seed of each run; arms take turns, each time from another one on, so drift hits all."""
         names = list(self.arms)
         for turn, seed in enumerate(self.seeds):
@@ -155,3 +158,36 @@ class Study:
                 first = (turn + place) % len(names)
                 for name in names[first:] + names[:first]:
                     yield name, budget, seed + self.arms[name].seed_offset
+
+    def record(
+        self,
+        *,
+        hardware: str,
+        price_per_hour: float | None = None,
+        command: str = "",
+        registration: Registration | None = None,
+    ) -> StudyRecord:
+        """Return its record without a run.
+
+        Args:
+            hardware: that it runs on, in words.
+            price_per_hour: of that, None where it isn't known.
+            command: that makes the study.
+            registration: what was written down before its first run.
+        """
+        return StudyRecord(
+            name=self.name,
+            task=self.task,
+            quality_name=self.quality_name or self.quality,
+            higher_is_better=self.higher_is_better,
+            unit=self.unit,
+            baseline_arm=self.baseline,
+            arms=tuple(arm.record(name) for name, arm in self.arms.items()),
+            runs=(),
+            checklist=self.checklist,
+            hardware=hardware,
+            price_per_hour=price_per_hour,
+            command=command,
+            notes=self.notes,
+            registration=registration,
+        )

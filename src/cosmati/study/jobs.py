@@ -131,7 +131,7 @@ class LocalProcesses(Jobs):
         Raises:
             RunError: a call can't be sent to another process, or raised it.
         """
-        waiting = deque((key, _pickled(key, call)) for key, call in calls.items())
+        waiting = deque((key, pickled(key, call)) for key, call in calls.items())
         while waiting or self._busy:
             while waiting and len(self._busy) < self._num_jobs:
                 key, data = waiting.popleft()
@@ -178,14 +178,25 @@ def hardware_of_starts(starts: Mapping[str, Callable[[], Run]], num_jobs: int) -
     Raises:
         RunError: none can be made.
     """
-    failed: dict[str, FailedCall] = {}
     with InProcess() if num_jobs == 1 else LocalProcesses(1) as workers:
-        for words, outcome in workers.outcomes(
-            {one: partial(hardware_of_start, start) for one, start in starts.items()}
-        ):
-            if not isinstance(outcome, FailedCall):
-                return outcome
-            failed[words] = outcome
+        return hardware_by(workers, starts)
+
+
+def hardware_by(workers: Jobs, starts: Mapping[str, Callable[[], Run]]) -> str:
+    """Return what runs train on where `workers` carry them out, in words: the device of one that can be made.
+
+    Args:
+        workers: make it.
+        starts: make runs, by words that name them.
+
+    Raises:
+        RunError: none can be made.
+    """
+    failed: dict[str, FailedCall] = {}
+    for words, outcome in workers.outcomes({one: partial(hardware_of_start, start) for one, start in starts.items()}):
+        if not isinstance(outcome, FailedCall):
+            return outcome
+        failed[words] = outcome
     words, first = next(iter(failed.items()))
     msg = f"No run can be made. The first, of {words}: {first.text}. Mend it and begin again."
     raise RunError(msg) from first.error
@@ -200,18 +211,24 @@ def named_call(words: str, call: Callable[[], T]) -> T:
         raise
 
 
-def _pickled(key: Hashable, call: Callable[[], object]) -> bytes:
+def pickled(key: Hashable, call: Callable[[], object]) -> bytes:
+    """Return a call as it's sent to another process.
+
+    Raises:
+        RunError: it can't be sent.
+    """
     try:
         return pickle.dumps(call)
     except Exception as error:
         msg = (
-            f"The run {_words(key)} can't be sent to another process: {error}. Let `start` be a function of a module, "
-            "or a functools.partial of one with arguments that can be pickled, or run one at a time: jobs=1."
+            f"The run {words_of(key)} can't be sent to another process: {error}. Let `start` be a function of a "
+            "module, or a functools.partial of one with arguments that can be pickled, or run one at a time: jobs=1."
         )
         raise RunError(msg) from error
 
 
-def _words(key: Hashable) -> str:
+def words_of(key: Hashable) -> str:
+    """Return a call's key in words."""
     return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
 
 
@@ -236,21 +253,31 @@ class _Worker:
     def receive(self, key: Hashable) -> object:
         """Return the call's result, or what it failed with; raise what lets nothing go on."""
         try:
-            result, error, trace = self.connection.recv()
+            answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
             self.connection.close()
             msg = (
-                f"The process of the run {_words(key)} died with exit code {self.process.exitcode}. Was memory short? "
-                'A script that starts a study needs `if __name__ == "__main__":` around what it does.'
+                f"The process of the run {words_of(key)} died with exit code {self.process.exitcode}. Was memory "
+                'short? A script that starts a study needs `if __name__ == "__main__":` around what it does.'
             )
             return FailedCall(RunError(msg))
-        if error is None:
-            return result
-        error.add_note(trace)
-        if isinstance(error, RunError) or not isinstance(error, Exception):
-            raise error
-        return FailedCall(error)
+        return outcome_of(answer)
+
+
+def outcome_of(answer: tuple[object, BaseException | None, str]) -> object:
+    """Return the result that another process has answered with, or what it failed with; raise what lets nothing go on.
+
+    Args:
+        answer: result, error and the error's traceback, as `answer_to` pickles them.
+    """
+    result, error, trace = answer
+    if error is None:
+        return result
+    error.add_note(trace)
+    if isinstance(error, RunError) or not isinstance(error, Exception):
+        raise error
+    return FailedCall(error)
 
 
 def _serve(connection: Connection) -> None:
@@ -260,12 +287,18 @@ def _serve(connection: Connection) -> None:
     while True:
         try:
             files, data = connection.recv()
-            connection.send_bytes(_answer(files, data))
+            connection.send_bytes(answer_to(files, data))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the parent wants no more
 
 
-def _answer(files: Sequence[Path], data: bytes) -> bytes:
+def answer_to(files: Sequence[Path], data: bytes) -> bytes:
+    """Carry out a call that another process has sent, and return the answer for it, pickled.
+
+    Args:
+        files: outside of any package, that the call takes functions from.
+        data: the call, as `pickled` makes it.
+    """
     try:
         for file in files:
             load_once(file)

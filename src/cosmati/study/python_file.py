@@ -45,6 +45,27 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
+def call_of(file: str, kind: type, default: str) -> object:
+    """Call the function that `FILE[:name]` names, without arguments, and check what it returns.
+
+    Raises:
+        RunError: no such file or function, or it returns something else.
+    """
+    path, _, name = file.partition(":")
+    name = name or default
+    module = load_module(Path(path))
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        msg = f"{path} has no function {name!r}. It has {', '.join(own) or 'none'}: name one as {path}:NAME."
+        raise RunError(msg)
+    made = function()
+    if not isinstance(made, kind):
+        msg = f"{name} in {path} returns a {type(made).__name__}, and a {kind.__name__} is needed."
+        raise RunError(msg)
+    return made
+
+
 def files_behind(pickled: bytes) -> tuple[Path, ...]:
     """Return the files, loaded by `load_module`, that a pickle takes functions from: who reads it loads them before.
 

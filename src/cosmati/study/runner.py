@@ -22,11 +22,12 @@ from cosmati.progress import ProgressDisplay
 from cosmati.records.study import EvaluationPoint, StudyRecord, StudyRun
 from cosmati.records.study_upgrades import upgraded_run
 from cosmati.storage.atomic import replace_file, replace_files
+from cosmati.study.cluster import Cluster
 from cosmati.study.costs import profile_costs
-from cosmati.study.definition import Arm, RegistrationPlan, Study
-from cosmati.study.jobs import FailedCall, hardware_of_starts, jobs_of, named_call
+from cosmati.study.definition import Arm, Cell, RegistrationPlan, Study
+from cosmati.study.jobs import FailedCall, Jobs, hardware_of_starts, jobs_of, named_call
 from cosmati.study.lines import LINE_VERSION, LineFile, made_folder, only_one, writable
-from cosmati.study.measured import MeasuredRun, measure
+from cosmati.study.measured import MeasuredRun, Run, measure
 from cosmati.study.registration import register
 from cosmati.study.row_sample import joined
 
@@ -36,7 +37,10 @@ __all__ = [
     "Arm",
     "RegistrationPlan",
     "Study",
+    "arm_digest",
+    "call_of_cell",
     "finished_runs",
+    "first_starts",
     "hardware_of",
     "run_study",
     "unfinished_record",
@@ -50,7 +54,6 @@ STARTED_FILE = "started.json"
 PLANNED_FILE = "planned.json"
 """Its cells, and the digests of the recipes that lines count for; it stands as long as `started.json` does."""
 _MOST_NAMED = 3
-_Cell = tuple[str, float, int]
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def run_study(
     command: str = "",
     price_per_hour: float | None = None,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     console: Console | None = None,
 ) -> StudyRecord:
     """Run what isn't finished yet, and return the record, which is also written to `study.json`.
@@ -104,6 +108,7 @@ def run_study(
         price_per_hour: of the hardware, None where it isn't known.
         jobs: how many runs at a time; more than one are processes of their own, one thread each. Costs are
             profiled one at a time whatever it is.
+        cluster: what carries runs out, and profiles costs; `jobs` is then its number. None is this machine.
         console: where progress goes; None means standard error.
 
     Raises:
@@ -116,32 +121,23 @@ def run_study(
         lines = LineFile(folder / LINES_FILE, _RunLine, upgrade=_upgraded)
         kept = lines.read()
         registration = register(study, folder, has_runs=bool(kept))
-        where = hardware or hardware_of(study, jobs=jobs)
-        digests = {name: _digest(arm, where) for name, arm in study.arms.items()}
+        jobs = cluster.num_jobs if cluster else jobs
+        where = hardware or (cluster.hardware(study) if cluster else hardware_of(study, jobs=jobs))
+        digests = {name: arm_digest(arm, where) for name, arm in study.arms.items()}
         done = _finished(study, kept, digests, jobs)
-        begun = StudyRecord(
-            name=study.name,
-            task=study.task,
-            quality_name=study.quality_name or study.quality,
-            higher_is_better=study.higher_is_better,
-            unit=study.unit,
-            baseline_arm=study.baseline,
-            arms=tuple(arm.record(name) for name, arm in study.arms.items()),
-            runs=(),
-            checklist=study.checklist,
-            hardware=where,
-            price_per_hour=price_per_hour,
-            command=command,
-            notes=study.notes,
-            registration=registration,
-        )
+        begun = study.record(hardware=where, price_per_hour=price_per_hour, command=command, registration=registration)
         planned = json.dumps({"recipes": digests, "cells": list(study.cells())}).encode()
         with writable(folder / STARTED_FILE):
             replace_files(folder, {PLANNED_FILE: planned, STARTED_FILE: begun.to_json().encode()})
         failures = _Failures(folder, digests)
-        _run_cells(study, lines, (digests, done, failures), jobs, None if hardware else where, console)
+        workers = cluster.workers(study, digests, where) if cluster else jobs_of(jobs)
+        state = digests, done, failures
+        _run_cells(study, lines, state, (jobs, workers), None if hardware else where, console)
         failures.refuse_new(study)
-        costs = profile_costs(_to_profile(study, done), folder, hardware=where, one_thread=jobs > 1, console=console)
+        to_profile = _to_profile(study, done)
+        if cluster and to_profile.cost_turns:
+            cluster.profile(to_profile, where)
+        costs = profile_costs(to_profile, folder, hardware=where, one_thread=jobs > 1, console=console)
         runs = tuple(done[cell].run if cell in done else failures.run(cell) for cell in study.cells())
         rows = joined(done[cell].evaluated_on for cell in study.cells() if cell in done)
         record = replace(begun, runs=runs, costs=costs, evaluated_on=rows)
@@ -180,19 +176,19 @@ class _Failures:
             for one in self._lines.read()
             if digests.get(one.arm) == one.recipe
         }
-        self._now: dict[_Cell, str] = {}
+        self._now: dict[Cell, str] = {}
 
-    def add(self, cell: _Cell, failed: FailedCall) -> None:
+    def add(self, cell: Cell, failed: FailedCall) -> None:
         """Write down that a run failed."""
         self._now[cell] = failed.text
         arm, budget, seed = cell
         self._lines.append(_FailedLine(LINE_VERSION, self._digests[arm], arm, budget, seed, failed.text, failed.trace))
 
-    def run(self, cell: _Cell) -> StudyRun:
+    def run(self, cell: Cell) -> StudyRun:
         """Return a run that failed again as the record keeps it."""
         return _failed_run(cell, self._now[cell])
 
-    def before(self, cells: Collection[_Cell]) -> tuple[StudyRun, ...]:
+    def before(self, cells: Collection[Cell]) -> tuple[StudyRun, ...]:
         """Return those of `cells` that failed when the study was begun before."""
         return tuple(_failed_run(cell, error) for cell, error in self._before.items() if cell in cells)
 
@@ -208,7 +204,7 @@ class _Failures:
             num_cells = len(list(study.cells()))
             self._refuse(new, f"{len(new)} of {num_cells} runs of {study.name!r} failed, and the others are finished")
 
-    def _refuse(self, cells: Sequence[_Cell], what: str) -> None:
+    def _refuse(self, cells: Sequence[Cell], what: str) -> None:
         first = "; ".join(f"{_words(cell)}: {self._now[cell]}" for cell in cells[:_MOST_NAMED])
         rest = f"; and {len(cells) - _MOST_NAMED} more" if len(cells) > _MOST_NAMED else ""
         msg = (
@@ -218,18 +214,18 @@ class _Failures:
         raise RunError(msg)
 
 
-def _failed_run(cell: _Cell, error: str) -> StudyRun:
+def _failed_run(cell: Cell, error: str) -> StudyRun:
     arm, budget, seed = cell
     nothing = EvaluationPoint(0, 0.0, math.nan)
     return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", (), nothing, {}, error=error)
 
 
-def _words(cell: _Cell) -> str:
+def _words(cell: Cell) -> str:
     arm, budget, seed = cell
     return f"{arm}, budget {budget:g}, seed {seed}"
 
 
-def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[_Cell, _RunLine]:
+def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[Cell, _RunLine]:
     found = [line for line in lines if digests.get(line.run.arm) == line.recipe and line.quality in ("", study.quality)]
     others = {line.jobs for line in found} - {jobs}
     if others and not study.cost_turns:
@@ -244,7 +240,7 @@ def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs
     return {cell: line for cell, line in runs.items() if cell in cells}
 
 
-def _to_profile(study: Study, done: Iterable[_Cell]) -> Study:
+def _to_profile(study: Study, done: Iterable[Cell]) -> Study:
     """Return the study without arms of which no run went well: what fails each time can't be profiled either."""
     went_well = {arm for arm, _, _ in done}
     arms = {name: arm for name, arm in study.arms.items() if name in went_well}
@@ -254,18 +250,19 @@ def _to_profile(study: Study, done: Iterable[_Cell]) -> Study:
 def _run_cells(
     study: Study,
     lines: LineFile[_RunLine],
-    state: tuple[dict[str, str], dict[_Cell, _RunLine], _Failures],
-    jobs: int,
+    state: tuple[dict[str, str], dict[Cell, _RunLine], _Failures],
+    carried: tuple[int, Jobs],
     hardware: str | None,
     console: Console | None,
 ) -> None:
     """Run what isn't done, on that hardware if it's given, and add it, or that it failed."""
-    (digests, done, failures), console = state, console or Console(stderr=True)
+    (digests, done, failures), (jobs, carrier) = state, carried
+    console = console or Console(stderr=True)
     cells = list(study.cells())
-    left = {cell: _call(study, cell) for cell in cells if cell not in done}
+    left = {cell: call_of_cell(study, cell) for cell in cells if cell not in done}
     total = sum(budget for _, budget, _ in cells)
     spent = total - sum(budget for _, budget, _ in left)
-    with ProgressDisplay(study.name, start=spent / total, console=console) as progress, jobs_of(jobs) as workers:
+    with ProgressDisplay(study.name, start=spent / total, console=console) as progress, carrier as workers:
         for cell, measured in workers.outcomes(left):
             arm, budget, seed = cell
             spent += budget
@@ -288,7 +285,7 @@ def _run_cells(
         progress.update(1.0, f"{len(cells)} runs")
 
 
-def _as_run(cell: _Cell, measured: MeasuredRun) -> StudyRun:
+def _as_run(cell: Cell, measured: MeasuredRun) -> StudyRun:
     arm, budget, seed = cell
     reached = measured.points, measured.final, measured.seconds_by_part, measured.num_threads
     return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", *reached)
@@ -300,9 +297,13 @@ def hardware_of(study: Study, *, jobs: int = 1) -> str:
     Raises:
         RunError: no arm's run can be made.
     """
+    return hardware_of_starts(first_starts(study), jobs)
+
+
+def first_starts(study: Study) -> dict[str, Callable[[], Run]]:
+    """Return what makes a small run of each arm, the baseline's first."""
     names = sorted(study.arms, key=lambda name: name != study.baseline)
-    starts = {name: partial(study.arms[name].start, min(study.budgets), study.seeds[0]) for name in names}
-    return hardware_of_starts(starts, jobs)
+    return {name: partial(study.arms[name].start, min(study.budgets), study.seeds[0]) for name in names}
 
 
 def unfinished_record(folder: Path, record: StudyRecord) -> StudyRecord:
@@ -349,11 +350,13 @@ def finished_runs(folder: str | Path) -> tuple[StudyRun, ...]:
         return tuple(line.run for line in LineFile(path, _RunLine, upgrade=_upgraded).read())
 
 
-def _call(study: Study, cell: _Cell) -> Callable[[], MeasuredRun]:
+def call_of_cell(study: Study, cell: Cell) -> Callable[[], MeasuredRun]:
+    """Return what trains the run of an arm, a budget and a seed."""
     arm, budget, seed = cell
     run = partial(measure, arm, partial(study.arms[arm].start, budget, seed), study.quality)
     return partial(named_call, _words(cell), run)
 
 
-def _digest(arm: Arm, hardware: str) -> str:
+def arm_digest(arm: Arm, hardware: str) -> str:
+    """Return the digest, as hex, for which finished runs of an arm count."""
     return hashlib.sha256(json.dumps([arm.recipe_text, hardware]).encode()).hexdigest()

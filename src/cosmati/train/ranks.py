@@ -150,11 +150,12 @@ class Ranks:
             PlanError: the number of ranks doesn't divide V.
         """
         if num_microbatches % (world := self.num_replicas):
-            who = f"{world} ranks" if self.degree == 1 else f"{world} replicas of {self.degree} ranks"
+            is_power = world & (world - 1) == 0
+            more = f", or set RunConfig(num_microbatches=...) to {world} or a larger power of two" if is_power else ""
+            what = "ranks" if self.degree == 1 else f"replicas of {self.degree} ranks"
             msg = (
-                f"{who} can't share V = {num_microbatches} microbatches. Start a number "
-                f"of {who.split()[1]} that divides "
-                f"V, or set RunConfig(num_microbatches=...) to a power of two that {world} divides."
+                f"{world} {what} can't share V = {num_microbatches} microbatches. Start a number of {what.split()[0]} "
+                f"that divides V, a power of two{more}."
             )
             raise PlanError(msg)
         return [slot[self.replica] for slot in self.slots(num_microbatches)]

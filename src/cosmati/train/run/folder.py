@@ -118,14 +118,21 @@ class RunFolder:
         """Refuse to write for a process whose place another one has taken.
 
         Raises:
-            RunError: somebody has opened the folder since, or fenced this process off.
+            RunError: somebody has opened the folder since, or fenced this process off; or the folder is gone.
         """
-        if not self._fence.holds():
+        if self._fence.holds():
+            return
+        if not self._fence.epoch_path.exists():
+            msg = (
+                f"{self.path} isn't there any more, or {self._fence.epoch_path.name} in it, as where a disk is lost or "
+                "somebody moves the folder. Bring it back, and start the run again: it goes on from its checkpoint."
+            )
+        else:
             msg = (
                 f"This process is stale: {self._fence.epoch_path} says that another one trains in {self.path} since, "
                 "as after a machine that nobody could reach. It commits nothing more; end it, and follow the other one."
             )
-            raise RunError(msg)
+        raise RunError(msg)
 
     @property
     def epoch(self) -> int:

@@ -1,0 +1,411 @@
+"""Studies as arrays of Slurm: the script, and who runs what where tasks, nodes or the one who waits are lost.
+
+Slurm is played: what it's asked for is done in this process. `test_study_slurm.py` asks the real one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cosmati.cli.main import app
+from cosmati.errors import RunError
+from cosmati.launch import study_array, study_task
+from cosmati.launch.studies import cluster_of
+from cosmati.launch.study_array import SlurmStudy
+from cosmati.records.study import StudyRecord
+from cosmati.study.python_file import call_of
+from cosmati.study.runner import FAILED_FILE, LINES_FILE, STUDY_FILE, Study, run_study
+
+STUDY = """
+from functools import partial
+from pathlib import Path
+
+from cosmati.study.runner import Arm, Study
+from cosmati.study.search import Dimension, SearchedArm, SearchPlan, chosen_settings, search_arms
+from tests.study.fake_runs import FakeRun, loss_at
+
+HERE = Path(__file__).parent
+
+
+def said(name):
+    path = HERE / name
+    return path.read_text() if path.exists() else ""
+
+
+def trial(settings, budget, seed):
+    return FakeRun(budget, loss_at(settings, budget, seed))
+
+
+def start(arm, settings, budget, seed):
+    with (HERE / "starts.txt").open("a") as file:
+        file.write(f"{arm} {budget} {seed}\\n")
+    if (arm, seed) == ("fast", 1) and said("fail.txt"):
+        raise ValueError("no room")
+    return FakeRun(budget, loss_at(settings, budget, seed) - 0.1 * (arm == "fast"))
+
+
+def study():
+    with (HERE / "reads.txt").open("a") as file:
+        file.write("read\\n")
+    rate = Dimension(name="lr", low=0.01, high=1.0)
+    found = search_arms(
+        {"base": SearchedArm(start=trial, dimensions=[rate], recipe_text="base")},
+        SearchPlan(rungs=((0.5, 4), (1.0, 2)), max_rounds=0), HERE / "search", quality="loss", higher_is_better=False,
+        hardware="here",
+    )
+    best = chosen_settings(found["base"])
+    arms = {
+        name: Arm(start=partial(start, name, best), recipe_text=name + said("version.txt"), search=found["base"])
+        for name in ("baseline", "fast")
+    }
+    return Study(name="tiny", task="none", arms=arms, budgets=(0.5, 1.0), seeds=(0, 1), quality="loss",
+                 higher_is_better=False, cost_turns=2)
+"""
+
+
+class PlayedSlurm:
+    """Keeps jobs as a controller does; `go_on` is called at each look at the tasks, and does what nodes would."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[Path, list[int]]] = {}
+        self.asked: list[tuple[str, ...]] = []
+        self.go_on: Callable[[], None] = self.run_one
+
+    def __call__(self, program: str, *arguments: str, max_seconds: float | None = 60.0) -> str:
+        assert (max_seconds is None) is (program == "srun"), "only what waits in the queue may take its time"
+        self.asked.append((program, *arguments))
+        return str(getattr(self, program)(*arguments))
+
+    def sbatch(self, _: str, script: str) -> str:
+        text = Path(script).read_text()
+        last = int(text.partition("--array=0-")[2].partition("%")[0])
+        job = str(100 + len(self.asked))
+        self.arrays[job] = Path(script).parent, list(range(last + 1))
+        return f"{job};cluster\n"
+
+    def squeue(self, *arguments: str) -> str:
+        if "--array" not in arguments:
+            return "".join(f"{job} {folder}\n" for job, (folder, _) in self.arrays.items()) + "7 /somebody/else's\n"
+        self.go_on()
+        listed = [f"{job} {number}\n" for job, (_, tasks) in self.arrays.items() for number in tasks]
+        return "".join(listed) + "7 N/A\n"
+
+    def scancel(self, job: str) -> str:
+        self.arrays.pop(job, None)
+        return ""
+
+    def srun(self, *words: str) -> str:
+        said = io.StringIO()
+        with redirect_stdout(said):
+            study_task.main(list(words[words.index("cosmati.launch.study_task") + 1 :]))
+        return said.getvalue()
+
+    def run_one(self, *, is_lost: bool = False) -> None:
+        """Carry out the first task of all, or lose it."""
+        for folder, tasks in self.arrays.values():
+            if tasks:
+                number = tasks.pop(0)
+                if not is_lost:
+                    study_task.main(["run", str(folder), str(number)])
+                return
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedSlurm]:
+    played, threads = PlayedSlurm(), torch.get_num_threads()
+    monkeypatch.setattr(study_array, "ask_slurm", played)
+    monkeypatch.setattr(study_array, "_POLL_SECONDS", 0.0)
+    yield played
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny_study.py"
+    path.write_text(STUDY)
+    return path
+
+
+def run_on(file: Path, folder: Path, *, is_local: bool = False) -> StudyRecord:
+    study = call_of(str(file), Study, "study")
+    assert isinstance(study, Study)
+    cluster = None if is_local else SlurmStudy(str(file), folder, 2, {})
+    return run_study(study, folder, cluster=cluster, console=Console(file=io.StringIO()))
+
+
+def starts(file: Path) -> list[str]:
+    path = file.with_name("starts.txt")
+    told = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return told
+
+
+def num_done(folder: Path) -> int:
+    path = folder / LINES_FILE
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_an_array_gives_what_a_local_study_gives(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    local = run_on(file, tmp_path / "local", is_local=True)
+    searched = file.with_name("search").joinpath("trials.jsonl").read_text()
+    record = run_on(file, tmp_path / "array")
+    assert record.runs == local.runs
+    assert (record.hardware, record.arms) == (local.hardware, local.arms)
+    assert [one.arm for one in record.costs] == [one.arm for one in local.costs]
+    assert StudyRecord.from_json((tmp_path / "array" / STUDY_FILE).read_text()) == record
+    assert file.with_name("search").joinpath("trials.jsonl").read_text() == searched  # no task searches
+    # Costs were profiled there, alone.
+    last = [words for words in slurm.asked if words[0] == "srun"][-1]
+    assert "--exclusive" in last
+    assert last[-2:] == ("baseline", "fast")
+    assert not list((tmp_path / "array" / "slurm" / "results").iterdir())
+    assert not slurm.arrays
+
+
+def test_what_is_finished_is_not_run_again(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+    first = run_on(file, folder)
+    starts(file)
+    slurm.asked.clear()
+    assert run_on(file, folder).runs == first.runs
+    assert "sbatch" not in [words[0] for words in slurm.asked]
+
+
+def test_who_waits_may_be_lost(slurm: PlayedSlurm, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It's killed with two lines written, and two results that it hasn't seen; the array goes on meanwhile."""
+    folder = tmp_path / "array"
+
+    def killed() -> None:
+        slurm.run_one()
+        if num_done(folder) == 2:
+            slurm.run_one()
+            raise SystemExit(9)
+
+    slurm.go_on = killed
+    with monkeypatch.context() as patch:
+        patch.setattr(study_array.SlurmArrays, "__exit__", lambda *_: None)  # a killed process cancels nothing
+        with pytest.raises(SystemExit):
+            run_on(file, folder)
+    done, (left,) = num_done(folder), [len(tasks) for _, tasks in slurm.arrays.values()]
+    assert (done, left) == (2, 4)
+    assert len(list((folder / "slurm" / "results").iterdir())) >= 2
+    slurm.go_on = slurm.run_one
+    slurm.asked.clear()
+    record = run_on(file, folder)
+    assert "sbatch" not in [words[0] for words in slurm.asked]
+    own = [line for line in starts(file) if line != "baseline 0.5 0"]  # which the hardware and the costs take too
+    assert len(own) == len({*own}) + sum("0.5 0" in line for line in own) - 1
+    assert record.runs == run_on(file, tmp_path / "local", is_local=True).runs
+
+
+def test_tasks_that_leave_no_result_are_failed_runs_and_run_once_more(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "array"
+    looks = 0
+
+    def lose_the_third() -> None:
+        nonlocal looks
+        looks += 1
+        slurm.run_one(is_lost=looks == 3)
+
+    slurm.go_on = lose_the_third
+    with pytest.raises(
+        RunError, match=r"1 of 8 runs of 'tiny' failed.*Task 2 of Slurm's job \d+ has ended.*task-2.log"
+    ):
+        run_on(file, folder)
+    assert num_done(folder) == 7
+    slurm.go_on = slurm.run_one
+    assert not any(run.error for run in run_on(file, folder).runs)
+
+
+def test_an_error_of_a_run_is_told_as_it_is_here(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    told = []
+    file.with_name("fail.txt").write_text("fail")
+    for is_local in (True, False):
+        folder = tmp_path / f"study-{is_local}"
+        with pytest.raises(RunError, match="2 of 8 runs of 'tiny' failed") as refused:
+            run_on(file, folder, is_local=is_local)
+        told.append(str(refused.value).replace(str(folder), ""))
+        failed = [json.loads(line) for line in (folder / FAILED_FILE).read_text().splitlines()]
+        assert {one["error"] for one in failed} == {"ValueError: no room"}
+        assert all("tiny_study.py" in one["trace"] for one in failed)
+        assert not any("\n" in one["error"] for one in failed)
+    assert told[0] == told[1]
+    # Begun again it runs them once more, and then they are kept as failed.
+    record = run_on(file, tmp_path / "study-False")
+    assert [one.error for one in record.runs if one.error] == ["ValueError: no room"] * 2
+
+
+def test_a_changed_recipe_cancels_what_trains_the_old_one(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "array"
+
+    def killed() -> None:
+        raise SystemExit(9)
+
+    slurm.go_on = killed
+    with monkeypatch.context() as patch:
+        patch.setattr(study_array.SlurmArrays, "__exit__", lambda *_: None)
+        with pytest.raises(SystemExit):
+            run_on(file, folder)
+    ((old, (array, _)),) = slurm.arrays.items()
+    file.with_name("version.txt").write_text(" of today")
+    # A task of the old array that begins now refuses, and says nothing to the new study.
+    study_task.main(["run", str(array), "0"])
+    (result,) = (folder / "slurm" / "results").iterdir()
+    assert "has another recipe of 'baseline'" in result.read_text()
+    slurm.go_on = slurm.run_one
+    record = run_on(file, folder)
+    assert ("scancel", old) in slurm.asked
+    assert (array / "stop").exists()
+    assert len(record.runs) == 8
+    assert not any(one.error for one in record.runs)
+
+
+def test_an_error_that_lets_nothing_go_on_ends_the_array(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    file.write_text(
+        STUDY.replace(
+            'budgets=(0.5, 1.0), seeds=(0, 1), quality="loss"', 'budgets=(0.5,), seeds=(0, 1), quality="gain"'
+        )
+    )
+    for _ in range(2):  # and it isn't what the next beginning says before it has run anything
+        with pytest.raises(RunError, match="measure \\['loss'\\], and the study asks for 'gain'"):
+            run_on(file, tmp_path / "array")
+        assert not slurm.arrays
+        assert starts(file)
+
+
+def test_more_runs_than_an_array_may_have_come_in_several(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_array, "_MOST_TASKS", 3)
+    at_once = []
+
+    def go_on() -> None:
+        at_once.append(sum(bool(tasks) for _, tasks in slurm.arrays.values()))
+        slurm.run_one()
+
+    slurm.go_on = go_on
+    assert len(run_on(file, tmp_path / "array").runs) == 8
+    assert [words[-1].rpartition("slurm/")[2] for words in slurm.asked if words[0] == "sbatch"] == [
+        f"array-{number}/array.sbatch" for number in range(3)
+    ]
+    assert max(at_once) == 1
+
+
+def test_a_controller_that_does_not_answer_loses_no_run(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    looks = 0
+
+    def go_on() -> None:
+        nonlocal looks
+        looks += 1
+        if 2 <= looks < 12:
+            raise RunError("squeue said no: Unable to contact slurm controller")
+        slurm.run_one()
+
+    slurm.go_on = go_on
+    assert not any(one.error for one in run_on(file, tmp_path / "array").runs)
+
+
+def test_a_disk_that_is_lost_ends_the_array(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+
+    def lose() -> None:
+        if slurm.arrays and folder.exists():
+            folder.rename(tmp_path / "elsewhere")
+
+    slurm.go_on = lose
+    with pytest.raises(RunError, match="slurm/results can't be read: No such file"):
+        run_on(file, folder)
+    assert not slurm.arrays
+    (tmp_path / "elsewhere").rename(folder)
+    slurm.go_on = slurm.run_one
+    assert len(run_on(file, folder).runs) == 8
+
+
+def test_the_script_of_a_dry_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_on(file, tmp_path / "local", is_local=True)  # its search
+    before = sorted(path.name for path in tmp_path.iterdir())
+    options = ["--folder", "it's here", "--on", "slurm", "--dry-run", "--jobs", "3", "--with", "partition=gpu"]
+    done = CliRunner().invoke(app, ["study", "run", str(file), *options, "--with", "requeues=5"])
+    assert done.exit_code == 0, done.output
+    subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+    assert {"#SBATCH --array=0-7%3", "#SBATCH --partition=gpu", "#SBATCH --requeue", "#SBATCH --ntasks=1"} <= {
+        *done.stdout.splitlines()
+    }
+    assert f'#SBATCH --output="{tmp_path}/it\'s here/slurm/array-0/task-%a.log"' in done.stdout
+    assert '[ "$restarts" -gt 5 ]' in done.stdout
+    assert '[ "$restarts" -lt 5 ]' in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == before  # nothing is written
+
+
+SCRIPT_END = """
+python() {{ echo "$*" >> "{folder}/called"; return {status}; }}
+scontrol() {{ echo "$*" >> "{folder}/requeued"; }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "is_stopped", "requeued", "code"),
+    [
+        (0, 0, False, "", 0),
+        (9, 0, False, "requeue 12_5", 0),
+        (9, 3, False, "", 9),
+        (9, 0, True, "", 9),
+        (0, 4, False, "", 1),
+    ],
+)
+def test_what_a_task_does_that_is_killed(
+    tmp_path: Path, status: int, restarts: int, *, is_stopped: bool, requeued: str, code: int
+) -> None:
+    folder = tmp_path / "slurm" / "array-0"
+    folder.mkdir(parents=True)
+    if is_stopped:
+        (folder / "stop").touch()
+    script = SlurmStudy("study.py", tmp_path, 2, {}).script(folder, 8)
+    head, _, module = script.partition(" -m cosmati.launch.study_task")
+    played = SCRIPT_END.format(folder=folder, status=status)
+    begin, _, _ = head.rpartition("\n")
+    script = f"{begin}\n{played}python -m cosmati.launch.study_task{module}"
+    told = {"SLURM_RESTART_COUNT": str(restarts), "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "5"}
+    done = subprocess.run(["bash"], input=script, text=True, check=False, env={"PATH": "/usr/bin:/bin", **told})
+    assert done.returncode == code
+    called = folder / "called"
+    assert (called.read_text() if called.exists() else "") == (
+        f"-m cosmati.launch.study_task run {folder} 5\n" if restarts < 4 else ""
+    )
+    again = folder / "requeued"
+    assert (again.read_text().strip() if again.exists() else "") == requeued
+
+
+@pytest.mark.parametrize(
+    ("on", "jobs", "settings", "told"),
+    [
+        ("nomad", None, {}, "There are local, slurm, ray"),
+        ("local", 2, {"partition": "gpu"}, "engine local has no setting partition"),
+        ("slurm", 1, {}, "--jobs 2 or more"),
+        ("slurm", 2, {"nodes": "2"}, "no setting nodes"),
+        ("slurm", 2, {"requeues": "some"}, "requeues is 'some'"),
+    ],
+)
+def test_what_carries_nothing_out_is_refused(on: str, jobs: int | None, settings: dict[str, str], told: str) -> None:
+    with pytest.raises(RunError, match=told):
+        cluster_of(on, "study.py", Path("study"), jobs, settings)
+
+
+def test_nothing_is_shown_where_nothing_is_written(file: Path) -> None:
+    done = CliRunner().invoke(app, ["study", "run", str(file), "--dry-run"])
+    assert (done.exit_code, "Leave out --dry-run" in done.output) == (1, True)
