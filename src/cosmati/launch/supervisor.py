@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -156,7 +157,9 @@ class Supervisor:
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         self._queue.begin_attempt(self._id, self._holder, attempt)
-        self._fence_off(job)
+        if refused := self._fence_off(job):
+            self._settle(number, refused)
+            return
         request = AttemptRequest(
             job=self._id,
             number=number,
@@ -180,12 +183,22 @@ class Supervisor:
             raise
         self._settle(number, ended)
 
-    def _fence_off(self, job: LaunchedJob) -> None:
-        """Make whoever is left of a lost attempt stale: from now on he can commit nothing."""
+    def _fence_off(self, job: LaunchedJob) -> _Ended | None:
+        """Make whoever is left of a lost attempt stale: from now on he can commit nothing. Return why not, if so."""
         before = self._queue.attempts(self._id)[:-1]
-        if before and before[-1].outcome not in ("completed", "stopped") and job.run_folder:
+        if not before or before[-1].outcome in ("completed", "stopped") or not job.run_folder:
+            return None
+        same = (one for one in self._queue.all() if one.run_folder == job.run_folder and one.id != self._id)
+        for other in same:
+            if other.state in ACTIVE and is_supervised(self._queue.home, other.id):
+                told = f"Job {other.id} trains in {job.run_folder}. Give one of them a run folder of its own."
+                return _Ended("failed", told, is_final=True)
+        try:
             for path in (Path(job.run_folder), Path(job.run_folder) / "ledger"):
                 fence_off(path, wait_seconds=_LOCK_SECONDS)
+        except OSError as error:
+            return _Ended("failed", f"what an earlier attempt left in {job.run_folder} can't be fenced off: {error}")
+        return None
 
     def _follow(self, number: int, handle: str, watch: RunWatch) -> _Ended:
         """Watch an attempt to its end."""
@@ -251,10 +264,18 @@ class Supervisor:
         if progress.run is None and job.state is LaunchState.RUNNING:
             return ""  # a program that says nothing of its steps
         allowed = watch.silence_allowed(asked.patience, asked.min_silence_seconds, asked.start_seconds)
-        if progress.silent_seconds <= allowed:
+        if progress.silent_seconds <= allowed * self._lenience():
             return ""
         where = "before its first step" if progress.step is None else f"after step {progress.step}"
         return f"no step for {progress.silent_seconds:.0f} s {where}; stacks are beside its logs (rank-R.stacks)"
+
+    def _lenience(self) -> float:
+        """Return how much more silence is let pass: twice as much for each attempt in a row that was ended for it.
+
+        An evaluation, or a first step that compiles, may take longer than anything that was seen of the run.
+        """
+        before = reversed(self._queue.attempts(self._id)[:-1])
+        return 2.0 ** sum(1 for _ in takewhile(lambda one: one.outcome == "stalled", before))
 
     def _settle(self, number: int, ended: _Ended) -> None:
         """Write down how an attempt has ended, and where that leaves the job."""
@@ -265,7 +286,7 @@ class Supervisor:
             self._queue.note(self._id, self._holder, step=job.num_steps)  # lines come every ten steps
         if ended.outcome in ("completed", "stopped"):
             ends = LaunchState.COMPLETED if ended.outcome == "completed" else LaunchState.STOPPED
-            self._move(job.state, ends, ended.reason)
+            self._move(job.state, ends, ended.reason or (job.reason if ends is LaunchState.STOPPED else ""))
             return
         got_further = job.step is not None and job.step > job.best_step
         failures = 1 if got_further else job.failures + 1
@@ -292,7 +313,7 @@ class Supervisor:
             self._queue.add_bad_place(self._id, self._holder, ended.place, reason)
 
     def _back_off(self, job: LaunchedJob, failures: int) -> None:
-        until = self._clock() + min(_MAX_BACKOFF, job.request.backoff_seconds * 2 ** (failures - 1))
+        until = self._clock() + min(_MAX_BACKOFF, job.request.backoff_seconds * 2.0 ** min(failures - 1, 60))
         while self._clock() < until and self._job().wish != "stop":
             time.sleep(min(self._engine.poll_seconds, max(0.0, until - self._clock())))
 
@@ -341,7 +362,7 @@ def _outcome_of(progress: RunProgress) -> str:
     """Return the outcome that this attempt has put on record; empty where it has none."""
     if progress.run is None or progress.first_step is None:
         return ""
-    with contextlib.suppress(OSError, RunError):
+    with contextlib.suppress(OSError, ValueError, RunError):
         outcome = RunRecord.from_json((Path(progress.run.folder) / "run.json").read_text()).outcome
         return "" if outcome == "running" else outcome
     return ""
