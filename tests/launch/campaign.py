@@ -95,10 +95,9 @@ class Campaign:
 
     def __str__(self) -> str:
         """Return it as a table."""
-        moments = ("begin", "meet", *MOMENTS[2:], *LAST)
-        lines = [f"{'':10}" + "".join(f"{moment:>12}" for moment in moments)]
-        for victim in VICTIMS:
-            lines.append(f"{victim:10}" + "".join(f"{self.fallen[victim, moment]:12}" for moment in moments))
+        moments = (*MOMENTS, *LAST)
+        rows = [(victim, *(str(self.fallen[victim, moment]) for moment in moments)) for victim in VICTIMS]
+        lines = ["".join(f"{cell:>12}" for cell in row) for row in (("", *moments), *rows)]
         total = f"{self.fallen.total()} kills, {self.num_attempts} attempts, {self.seconds:.0f} s: the same bits"
         return "\n".join([*lines, total])
 
@@ -161,9 +160,9 @@ class HuntedJob:
             self._supervisor.kill()
             fell = True
         if victim in ("agent", "all"):
-            fell |= any([send(mark, signal.SIGKILL) for mark in family["agent"]])
+            fell |= sum(send(mark, signal.SIGKILL) for mark in family["agent"]) > 0
         if victim == "all":
-            fell |= any([send(mark, signal.SIGKILL) for mark in family["rank"]])
+            fell |= sum(send(mark, signal.SIGKILL) for mark in family["rank"]) > 0
         if victim == "rank" and family["rank"]:
             fell = send(family["rank"][rank], signal.SIGKILL)
         if victim in ("supervisor", "all"):

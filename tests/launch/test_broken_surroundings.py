@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
-from cosmati.launch.job import JobRequest
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
 from cosmati.launch.supervisor import Supervisor
-from cosmati.records.attempts import append_lines
-from tests.launch.test_supervisor import DONE, GONE, JumpingClock, Scripted, jobs, outcomes, request, seen_through, training
+from tests.launch.test_supervisor import (
+    DONE,
+    GONE,
+    JumpingClock,
+    Scripted,
+    jobs,
+    outcomes,
+    request,
+    seen_through,
+    training,
+)
 
 __all__ = ["jobs"]
 RUNS = AttemptStanding(phase=AttemptPhase.RUNNING)

@@ -84,5 +84,6 @@ def run_agent(
 
 
 def _run_rank(folder: str, command: Sequence[str], parent: int, places: Sequence[str]) -> None:
+    os.setpgid(0, 0)  # what it forks is ended with it
     os.environ[PLACE_VARIABLE] = places[int(os.environ["LOCAL_RANK"])]
     run_program(folder, command, parent)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+from cosmati.launch.guard import signal_name
+
 _PAUSE_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 60.0
 _LASTED_SECONDS = 600.0
@@ -27,7 +29,7 @@ def keep(home: str, job_id: str) -> int:
         status = subprocess.call(command)  # noqa: S603  (our own module)
         if status >= 0:
             return status
-        print(f"The supervisor was ended by {signal.Signals(-status).name}; it's begun anew.", flush=True)  # noqa: T201
+        print(f"The supervisor was ended by {signal_name(-status)}; it's begun anew.", flush=True)  # noqa: T201
         pause = _PAUSE_SECONDS if time.monotonic() - began > _LASTED_SECONDS else min(2 * pause, _MAX_PAUSE_SECONDS)
         time.sleep(pause)
 
