@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -43,7 +44,7 @@ VICTIMS = ("rank", "agent", "supervisor", "all")
 MOMENTS = ("begin", "meet", "compute", "exchange", "checkpoint", "publish")
 LAST = ("end", "over")
 SETUPS = [(1, "replicated"), *itertools.product((2, 4), ("replicated", "optimizer", "full"))]
-_STEPS_AN_EPOCH, _SECONDS = 4, 60.0
+_STEPS_AN_EPOCH, _SECONDS = 4, 120.0
 
 # Each rank writes where it is, and stays there for a moment.
 MARKS = """
@@ -224,13 +225,14 @@ def main() -> None:
     parser.add_argument("--a-job", type=int, default=14, help="kills of one job")
     given = parser.parse_args()
     told, draw = Campaign(), random.Random(given.seed)
-    with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-        for number, (ranks, sharding) in enumerate(itertools.cycle(SETUPS)):
-            if told.fallen.total() >= given.kills:
-                break
-            hunt(Path(folder) / str(number), given.a_job, ranks, sharding, draw, told)
-            sys.stdout.write(f"{ranks} ranks, {sharding}\n{told}\n")
-            sys.stdout.flush()
+    folder = Path(tempfile.mkdtemp(prefix="campaign-"))  # stays where a job has failed
+    for number, (ranks, sharding) in enumerate(itertools.cycle(SETUPS)):
+        if told.fallen.total() >= given.kills:
+            break
+        hunt(folder / str(number), given.a_job, ranks, sharding, draw, told)
+        sys.stdout.write(f"{ranks} ranks, {sharding}\n{told}\n")
+        sys.stdout.flush()
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
