@@ -190,6 +190,21 @@ def test_resuming_takes_what_has_ended_or_is_lost(home: Path, begun: list[list[s
     assert "Which job is to go on?" in said("resume", "train-1", "--lost", status=1)
 
 
+def test_a_job_goes_on_with_the_python_that_it_was_launched_with(
+    home: Path, begun: list[list[str]], tmp_path: Path
+) -> None:
+    own = tmp_path / "own-python"
+    own.symlink_to(sys.executable)
+    with JobQueue(home) as jobs:
+        program = RankProgram(command=("/w/train.py",), folder=Path("/w"), python=own)
+        job = jobs.add(asked(program=program))
+        jobs.move(job.id, LaunchState.PENDING, LaunchState.STOPPED)
+    said("resume", job.id)
+    own.unlink()  # an environment that was removed: better this one than none
+    said("resume", "--lost")
+    assert [command[0] for command in begun] == [str(own), sys.executable]
+
+
 def test_slots_are_the_queues(home: Path) -> None:
     said("runs", "--slots", "3")
     with JobQueue(home) as jobs:

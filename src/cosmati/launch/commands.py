@@ -29,6 +29,7 @@ _POLL_SECONDS = 0.2
 _LOST_SECONDS = 90.0
 """Without a supervisor, after which one is begun: its keeper has begun it anew by then, if it's there."""
 _MOST_BEGUN = 2
+_KEEPER = ("-m", "cosmati.launch.keeper")
 
 
 def home_of(queue: Path | None = None) -> Path:
@@ -351,13 +352,13 @@ def _wait_for_supervisor(jobs: JobQueue, job_id: str) -> None:
 
 
 def _begin_keeper(jobs: JobQueue, job_id: str) -> None:
-    folder = folder_of(jobs.home, job_id)
+    folder, python = folder_of(jobs.home, job_id), jobs.get(job_id).request.program.python
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "supervisor.log").open("ab") as log:
             # A session of its own: it goes on when the terminal is closed, and Ctrl-C isn't for it.
             subprocess.Popen(  # noqa: S603  (our own module)
-                [sys.executable, "-m", "cosmati.launch.keeper", str(jobs.home), job_id],
+                [str(python) if python.exists() else sys.executable, *_KEEPER, str(jobs.home), job_id],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

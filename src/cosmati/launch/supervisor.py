@@ -73,7 +73,7 @@ class Supervisor:
         clock: seconds that only grow: a wall clock that jumps ends nothing.
 
     Raises:
-        RunError: it has a supervisor.
+        StaleHolderError: it has a supervisor. RunError: there's no such job.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ def _lock_of(home: Path, job_id: str) -> FileLock:
         with contextlib.suppress(BlockingIOError):  # somebody may only be looking whether it's held
             return FileLock(folder_of(home, job_id) / SUPERVISOR_LOCK)
         if time.monotonic() > until:
-            raise RunError(f"Job {job_id} has a supervisor. Follow it: cosmati logs {job_id} --follow")
+            raise StaleHolderError(f"Job {job_id} has a supervisor. Follow it: cosmati logs {job_id} --follow")
         time.sleep(0.05)
 
 
