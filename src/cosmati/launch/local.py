@@ -184,8 +184,9 @@ class _LocalAttempt:
             reason = f"the rank at {place} was ended by {signal_name(-status)}"
         elif first is None:
             own_fault = bool(place)
-            why = last_line(self._folder / "agent-0.log")
-            early = f"an agent failed before its ranks began: {why or 'it said nothing'}"
+            logs = (self._folder / f"agent-{node}.log" for node in range(len(self._agents)))
+            why = next(filter(None, map(last_line, logs)), "it said nothing")
+            early = f"an agent failed before its ranks began: {why}"
             reason = f"the rank at {place} ended with {status}" if place else early
         elif first.lost_others:
             place, reason = "", f"a rank was lost: {first.error}"
