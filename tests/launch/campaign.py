@@ -223,10 +223,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--a-job", type=int, default=14, help="kills of one job")
+    parser.add_argument("--ranks", type=int, help="only jobs of so many")
+    parser.add_argument("--sharding", help="only jobs under this one")
     given = parser.parse_args()
+    setups = [
+        (ranks, sharding)
+        for ranks, sharding in SETUPS
+        if given.ranks in (None, ranks) and given.sharding in (None, sharding)
+    ]
     told, draw = Campaign(), random.Random(given.seed)
     folder = Path(tempfile.mkdtemp(prefix="campaign-"))  # stays where a job has failed
-    for number, (ranks, sharding) in enumerate(itertools.cycle(SETUPS)):
+    for number, (ranks, sharding) in enumerate(itertools.cycle(setups)):
         if told.fallen.total() >= given.kills:
             break
         hunt(folder / str(number), given.a_job, ranks, sharding, draw, told)

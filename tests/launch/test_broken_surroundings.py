@@ -11,6 +11,7 @@ from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
 from cosmati.launch.supervisor import Supervisor
+from cosmati.records.launched import LaunchedRun
 from tests.launch.test_supervisor import (
     DONE,
     GONE,
@@ -121,3 +122,16 @@ def test_a_job_does_not_fence_off_another_one_that_trains_its_run(
         assert (state, fenced, jobs.get(job.id).reason) == (LaunchState.FAILED, [], told)
     else:
         assert (state, fenced) == (LaunchState.COMPLETED, [tmp_path / "run", tmp_path / "run" / "ledger"])
+
+
+def test_the_step_of_a_job_stays_known_while_the_next_attempt_begins(jobs: JobQueue, tmp_path: Path) -> None:
+    told = LaunchedRun(folder=str(tmp_path / "run"), attempt=1, num_microbatches=4, num_steps=100)
+
+    def has_only_said_where_it_trains(given: AttemptRequest) -> AttemptStanding:
+        given.folder.mkdir(parents=True, exist_ok=True)
+        (given.folder / "run").write_text(told.to_json())
+        return GONE
+
+    engine = Scripted(training(tmp_path, 3, GONE), has_only_said_where_it_trains)
+    job = seen_through(jobs, engine, retries=1)
+    assert (job.state, job.step, job.num_steps) == (LaunchState.FAILED, 3, 100)

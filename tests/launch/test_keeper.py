@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import sys
 from pathlib import Path
@@ -55,12 +56,23 @@ def test_what_never_goes_on_is_left_after_half_an_hour(monkeypatch: pytest.Monke
     assert max(pauses) == 60.0
 
 
+def test_a_log_on_a_full_disk_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    assert kept(monkeypatch, 1, 0) == (0, [2.0], 2)
+
+
 def request() -> JobRequest:
     program = RankProgram(command=("train.py",), folder=Path("/tmp"), python=Path(sys.executable))
     return JobRequest(name="train", program=program)
 
 
-def test_a_supervisor_says_whether_the_job_is_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_supervisor_says_whether_the_job_is_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmati.launch.serve._LOADED_ONCE", ())
     assert main(str(tmp_path), "train-1") == NOT_OURS
     assert "No job is called 'train-1'" in capsys.readouterr().err
     with JobQueue(tmp_path) as jobs:

@@ -6,6 +6,7 @@ itself the supervisor goes on; where both are, `cosmati resume` begins them agai
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def keep(home: str, job_id: str) -> int:
         if status in (0, NOT_OURS) or num_refused == _MOST_REFUSED:
             return status
         how = f"was ended by {signal_name(-status)}" if status < 0 else "couldn't go on"
-        print(f"The supervisor {how}; it's begun anew.", flush=True)  # noqa: T201
+        with contextlib.suppress(OSError):  # its log may lie on the disk that is full
+            print(f"The supervisor {how}; it's begun anew.", flush=True)  # noqa: T201
         pause = min(2 * pause, _MAX_PAUSE_SECONDS)
         time.sleep(pause)
 

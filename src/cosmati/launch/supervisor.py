@@ -246,7 +246,9 @@ class Supervisor:
         if (run := progress.run) is not None:
             step = progress.step if progress.step is not None else progress.first_step
             known: dict[str, object] = {"run_folder": run.folder, "num_microbatches": run.num_microbatches}
-            known |= {"num_steps": run.num_steps, "step": step}
+            known["num_steps"] = run.num_steps
+            if step is not None:
+                known["step"] = step
             if progress.step_seconds is not None:
                 known["step_seconds"] = progress.step_seconds
             self._queue.note(self._id, self._holder, **known)
