@@ -94,6 +94,7 @@ def test_one_of_ranks_and_device_is_enough(recipe: Path) -> None:
     ("options", "says"),
     [
         (["--device", "h20"], "There are h200, h100, a100-80gb, l4, cpu"),
+        (["--ranks", "0"], "0 ranks can't share V = 8 microbatches"),
         (["--ranks", "3"], "3 ranks can't share V = 8 microbatches"),
         (["--json"], "--ranks 8 --device h200"),
         (["--failures"], "--ranks 8 --device h200"),

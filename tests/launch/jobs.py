@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,10 @@ def recipe_in(folder: Path, num_steps: int, pause: float = 0.01, before: str = "
     return path
 
 
-def asked(file: Path, run: Path, **changes: Any) -> JobRequest:
+def asked(file: Path, run: Path, told: Sequence[str] = (), **changes: Any) -> JobRequest:
     """Return what is asked of the launcher to train a recipe."""
-    command = ("-m", "cosmati", "train", str(file), "--run-folder", str(run))
+    more = (word for setting in told for word in ("--set", setting))
+    command = ("-m", "cosmati", "train", str(file), "--run-folder", str(run), *more)
     program = RankProgram(command=command, folder=file.parent, python=Path(sys.executable))
     return JobRequest(**{"name": "slow", "program": program, "ranks": 2, "backoff_seconds": 0.0005, **changes})
 
@@ -77,12 +78,12 @@ def marks_of(jobs: JobQueue, job_id: str, kind: str) -> list[str]:
     return list(processes_in(attempt_folder(jobs.home, job_id, len(attempts) - 1), kind)) if attempts else []
 
 
-def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+def until(holds: Callable[[], object], seconds: float = 60.0, every: float = 0.01) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def has_newer_checkpoint(run: Path) -> Callable[[], bool]:

@@ -135,6 +135,27 @@ def test_logs_are_those_of_a_rank_and_an_attempt(home: Path) -> None:
         assert list(followed) == ["--- attempt 2 ---\n", "third\n"]
 
 
+def test_a_log_is_followed_where_it_is_cut_or_made_anew_and_in_whole_characters(home: Path) -> None:
+    resumed_job(home)
+    log = log_of(attempt_folder(home, "train-1", 1), 0)
+    log.parent.mkdir(parents=True)
+    log.write_bytes("long enough: caf\N{LATIN SMALL LETTER E WITH ACUTE}".encode()[:-1])
+    followed = sdk.logs("train-1", follow=True)
+    assert next(followed) == "long enough: caf"
+    with log.open("ab") as file:
+        file.write("\N{LATIN SMALL LETTER E WITH ACUTE}!\n".encode()[1:])
+    assert next(followed) == "\N{LATIN SMALL LETTER E WITH ACUTE}!\n"
+    log.write_text("cut\n")  # as logrotate's copytruncate does
+    assert next(followed) == "cut\n"
+    log.rename(log.with_suffix(".1"))
+    log.write_text("anew, and longer than what was there\n")
+    assert next(followed) == "anew, and longer than what was there\n"
+    with JobQueue(home) as jobs:
+        log.write_bytes(log.read_bytes() + b"torn \xc3")
+        jobs.move("train-1", LaunchState.RUNNING, LaunchState.COMPLETED)
+    assert list(followed) == ["torn ", "\N{REPLACEMENT CHARACTER}"]
+
+
 def test_what_has_ended_is_not_stopped_and_what_runs_is_not_deleted(home: Path, begun: list[list[str]]) -> None:
     resumed_job(home)
     assert "Job train-1 is RUNNING. Stop it first: cosmati stop train-1" in said("delete", "train-1", status=1)
@@ -169,6 +190,21 @@ def test_resuming_takes_what_has_ended_or_is_lost(home: Path, begun: list[list[s
     assert "Which job is to go on?" in said("resume", "train-1", "--lost", status=1)
 
 
+def test_a_job_goes_on_with_the_python_that_it_was_launched_with(
+    home: Path, begun: list[list[str]], tmp_path: Path
+) -> None:
+    own = tmp_path / "own-python"
+    own.symlink_to(sys.executable)
+    with JobQueue(home) as jobs:
+        program = RankProgram(command=("/w/train.py",), folder=Path("/w"), python=own)
+        job = jobs.add(asked(program=program))
+        jobs.move(job.id, LaunchState.PENDING, LaunchState.STOPPED)
+    said("resume", job.id)
+    own.unlink()  # an environment that was removed: better this one than none
+    said("resume", "--lost")
+    assert [command[0] for command in begun] == [str(own), sys.executable]
+
+
 def test_slots_are_the_queues(home: Path) -> None:
     said("runs", "--slots", "3")
     with JobQueue(home) as jobs:
@@ -188,6 +224,17 @@ def test_a_clone_is_asked_for_alike_in_a_folder_of_its_own(home: Path, begun: li
     assert len(begun) == 2
 
 
+@pytest.mark.parametrize("own", [("--run-folder",), ("--run-folder", "mine"), ("--lr", "1")])
+def test_a_clone_leaves_a_scripts_arguments_as_they_are(
+    home: Path, begun: list[list[str]], tmp_path: Path, own: tuple[str, ...]
+) -> None:
+    (tmp_path / "script.py").write_text("print('hello')\n")
+    said("launch", "script.py", "--detach", "--", *own)
+    said("clone", "script-1")
+    assert [job.request.program.command[1:] for job in sdk.runs()] == [own, own]
+    assert len(begun) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -201,6 +248,9 @@ def test_a_clone_is_asked_for_alike_in_a_folder_of_its_own(home: Path, begun: li
         (["script.py", "--retries", "-1"], "Retries can't be fewer than 0"),
         (["script.py", "--max-duration", "8"], "'8' is no duration. Write a number and a unit: 90s, 30m, 8h or 2d."),
         (["script.py", "--with", "agents"], "write a name and a value"),
+        (["script.py", "--with", "agents=two"], "--with agents=two can't be: it's a number of agents, 1 or more."),
+        (["script.py", "--with", "agents=0"], "--with agents=0 can't be"),
+        (["script.py", "--with", "nodes=2"], "The engine local has no setting nodes. It has agents."),
     ],
 )
 def test_what_cannot_be_launched_as_asked_is_said_at_once(

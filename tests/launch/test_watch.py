@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -119,3 +120,57 @@ def test_what_it_has_once_taken_it_may_take_again(tmp_path: Path) -> None:
     said(tmp_path, (10, 1.0))
     watch.look()
     assert watch.silence_allowed(30.0, 5.0, 600.0) == 150.0
+
+
+def test_a_program_that_trains_a_second_run_is_watched_in_that_one(tmp_path: Path) -> None:
+    first, second, clock = tmp_path / "first", tmp_path / "second", Clock()
+    first.mkdir()
+    second.mkdir()
+    watch = RunWatch(tmp_path / "note", clock)
+    begun(first)
+    said(first, (1, 1.0), (90, 90.0), (100, 100.0))
+    (first / "note").rename(tmp_path / "note")
+    assert watch.look().step == 100
+    clock.now += 100.0
+    begun(second)
+    (second / "note").rename(tmp_path / "note")
+    progress = watch.look()
+    assert (progress.first_step, progress.step, progress.silent_seconds) == (0, None, 0.0)
+    assert watch.silence_allowed(30.0, 5.0, 600.0) == 600.0  # it may compile anew
+    clock.now += 7.0
+    said(second, (1, 20.0))
+    progress = watch.look()
+    assert progress.run is not None
+    assert (progress.run.folder, progress.step, progress.silent_seconds) == (str(second), 1, 0.0)
+
+
+@pytest.mark.parametrize("lost", ["note", "attempts.jsonl", "steps.jsonl"])
+def test_a_disk_that_is_lost_is_silence_and_no_error(
+    tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    watch = RunWatch(tmp_path / "note", clock)
+    begun(tmp_path)
+    said(tmp_path, (1, 1.0))
+    plain = Path.stat
+
+    def stale(path: Path, **options: bool) -> object:
+        if path.name == lost:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return plain(path, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", stale)
+        clock.now += 9.0
+        assert watch.look().silent_seconds == 9.0
+    assert watch.look().step == 1
+
+
+def test_what_goes_between_a_look_and_a_read_is_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = RunWatch(tmp_path / "note", Clock())
+    begun(tmp_path)
+    said(tmp_path, (1, 1.0))
+    with monkeypatch.context() as broken:
+        broken.setattr("cosmati.launch.watch._last_lines", lambda path: path.with_name("gone").read_bytes())
+        assert watch.look().step is None
+    assert watch.look().step == 1

@@ -85,7 +85,13 @@ def plan(  # noqa: PLR0913, PLR0917  (a command's options)
         _say_plan(recipe, run_folder)
         return
     job = _job(
-        recipe, ranks or 1, device or "cpu", sharding or recipe.config.sharding, price_per_hour, failures, assume or []
+        recipe,
+        1 if ranks is None else ranks,
+        device or "cpu",
+        sharding or recipe.config.sharding,
+        price_per_hour,
+        failures,
+        assume or [],
     )
     if as_json:
         typer.echo(json.dumps(job.as_mapping(), indent=1))

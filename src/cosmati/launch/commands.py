@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.engines import check_engine
+from cosmati.launch.engines import check_engine, check_local
+from cosmati.launch.following import LogWords
 from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.notes import log_of
 from cosmati.launch.program import in_own_folder, program_of
@@ -28,7 +29,7 @@ _POLL_SECONDS = 0.2
 _LOST_SECONDS = 90.0
 """Without a supervisor, after which one is begun: its keeper has begun it anew by then, if it's there."""
 _MOST_BEGUN = 2
-_LONGEST_READ = 1 << 20
+_KEEPER = ("-m", "cosmati.launch.keeper")
 
 
 def home_of(queue: Path | None = None) -> Path:
@@ -116,6 +117,8 @@ def asked_for(
         raise RunError(f"A job has one rank at least, and {ranks} were asked for. Give their number: --ranks 2.")
     if retries < 0 or (max_seconds is not None and max_seconds <= 0):
         raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
+    if engine == "local":
+        check_local(engine_settings or {})
     program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
     name = name or Path(file.partition(":")[0]).stem
     return JobRequest(
@@ -201,23 +204,22 @@ def logs(
     """
     with JobQueue(home_of(queue)) as jobs:
         number = attempt if attempt is not None else max(0, len(jobs.attempts(job_id)) - 1)
-        place = 0
+        words = LogWords()
         while True:
             has_ended = jobs.get(job_id).state in ENDED
             latest = len(jobs.attempts(job_id)) - 1
             path = log_of(attempt_folder(jobs.home, job_id, number), rank)
-            while piece := _piece(path, place):
-                place += len(piece)
-                yield piece.decode(errors="replace")
-            if not follow:
-                if not place:
-                    msg = f"Rank {rank} of {job_id} has said nothing in attempt {number}. Wait for it: --follow."
-                    raise RunError(msg)
-                return
-            if attempt is None and number < latest:
-                number, place = number + 1, 0
+            yield from words.more(path)
+            if not follow and not words.num_bytes:
+                msg = f"Rank {rank} of {job_id} has said nothing in attempt {number}. Wait for it: --follow."
+                raise RunError(msg)
+            is_last = not follow or has_ended or number < latest
+            if is_last and (rest := words.rest()):
+                yield rest
+            if follow and attempt is None and number < latest:
+                number, words = number + 1, LogWords()
                 yield f"--- attempt {number} ---\n"
-            elif has_ended or number < latest:
+            elif is_last:
                 return
             else:
                 time.sleep(_POLL_SECONDS)
@@ -350,13 +352,13 @@ def _wait_for_supervisor(jobs: JobQueue, job_id: str) -> None:
 
 
 def _begin_keeper(jobs: JobQueue, job_id: str) -> None:
-    folder = folder_of(jobs.home, job_id)
+    folder, python = folder_of(jobs.home, job_id), jobs.get(job_id).request.program.python
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "supervisor.log").open("ab") as log:
             # A session of its own: it goes on when the terminal is closed, and Ctrl-C isn't for it.
             subprocess.Popen(  # noqa: S603  (our own module)
-                [sys.executable, "-m", "cosmati.launch.keeper", str(jobs.home), job_id],
+                [str(python) if python.exists() else sys.executable, *_KEEPER, str(jobs.home), job_id],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -365,12 +367,3 @@ def _begin_keeper(jobs: JobQueue, job_id: str) -> None:
     except OSError as error:
         msg = f"The supervisor of {job_id} can't be begun: {error}. See to that, and go on: cosmati resume {job_id}"
         raise RunError(msg) from error
-
-
-def _piece(path: Path, place: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(place)
-            return file.read(_LONGEST_READ)
-    except FileNotFoundError:
-        return b""

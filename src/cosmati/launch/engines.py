@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from cosmati.errors import RunError
+from cosmati.launch.agents import check_settings
 from cosmati.launch.engine import AttemptRequest, Engine
 from cosmati.launch.job import JobRequest
 from cosmati.launch.manifests import RENDERED, render
@@ -26,6 +28,17 @@ def check_engine(name: str) -> None:
         raise RunError(msg)
     if name not in ENGINES:
         raise RunError(f"No engine is called {name!r}. There are {', '.join((*ENGINES, *RENDERED))}: --on NAME.")
+
+
+def check_local(settings: Mapping[str, str]) -> None:
+    """Refuse settings that this machine's engine doesn't have.
+
+    Raises:
+        RunError: it has none of that name, or it can't be.
+    """
+    agents = check_settings("local", settings, ("agents",)).get("agents", "1")
+    if not (agents.isascii() and agents.isdigit() and int(agents)):
+        raise RunError(f"--with agents={agents} can't be: it's a number of agents, 1 or more. Write --with agents=2.")
 
 
 def engine_of(name: str) -> Engine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -18,10 +20,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it isn't
 from cosmati.errors import RunError
 from cosmati.launch.agent import run_agent
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
-from cosmati.launch.guard import send
-from cosmati.launch.notes import ends_in, log_of, processes_in
+from cosmati.launch.guard import end_of, kill_group, send, signal_name
+from cosmati.launch.notes import ends_in, last_line, log_of, processes_in
 
 _END_SECONDS = 10.0
+_UNSEEN_SECONDS = 3.0
+_UNTOLD_SECONDS = 60.0
+"""An agent that has seen a bad end tells of it long before."""
 _CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -78,7 +83,10 @@ class LocalEngine:
         Raises:
             RunError: the kernel doesn't let one go, as where a disk hangs.
         """
-        if attempt := self._running.pop(handle, None):
+        attempt = self._running.pop(handle, None)
+        # What a program that has ended well leaves running, it leaves running.
+        leaves_none = attempt is not None and attempt.standing().status != 0
+        if attempt is not None:
             attempt.kill()
         until = time.monotonic() + _END_SECONDS
         marks = [mark for kind in ("agent", "rank") for mark in processes_in(Path(handle), kind)]
@@ -87,6 +95,8 @@ class LocalEngine:
                 msg = f"Process {left[0].partition(':')[0]} doesn't end, though killed: a disk or a device hangs."
                 raise RunError(msg)
             time.sleep(0.01)
+        for mark in processes_in(Path(handle), "rank") if leaves_none else ():
+            kill_group(mark)
 
     def logs(self, handle: str) -> Sequence[Path]:
         """Return the logs of an attempt's ranks."""
@@ -98,8 +108,8 @@ class _LocalAttempt:
     """The agents of one attempt, and the store where they meet."""
 
     def __init__(self, request: AttemptRequest) -> None:
-        self._folder = request.folder
-        places = places_of(request.ranks, request.bad)
+        self._folder, self._ranks, self._ended_since = request.folder, request.ranks, math.inf
+        self._places = places = places_of(request.ranks, request.bad)
         num_nodes = int(request.settings.get("agents", "1"))
         num_nodes = max(n for n in range(1, num_nodes + 1) if request.ranks % n == 0)
         each = request.ranks // num_nodes
@@ -124,7 +134,27 @@ class _LocalAttempt:
             return self._failure()
         if None not in statuses:
             return AttemptStanding(phase=AttemptPhase.ENDED, status=0)
-        return AttemptStanding(phase=AttemptPhase.RUNNING)
+        return self._ended_unseen() or AttemptStanding(phase=AttemptPhase.RUNNING)
+
+    def _ended_unseen(self) -> AttemptStanding | None:
+        """Return how it has ended where the agents don't see that.
+
+        A child that a rank has forked and that outlives it keeps the pipe open by whose end they'd see it; and a rank
+        that calls `os._exit(0)` owes them its result.
+        """
+        marks = list(processes_in(self._folder, "rank"))
+        ends = [end_of(mark) for mark in marks]
+        bad = next((rank for rank, end in enumerate(ends) if end), None)
+        if bad is None and (len(marks) < self._ranks or any(send(mark, 0) for mark in marks)):
+            self._ended_since = math.inf
+            return None
+        self._ended_since = min(self._ended_since, time.monotonic())
+        seconds = _UNSEEN_SECONDS if bad is not None or None not in ends else _UNTOLD_SECONDS
+        if time.monotonic() - self._ended_since < seconds or (bad is None and ends_in(self._folder)):
+            return None
+        if bad is None:
+            return AttemptStanding(phase=AttemptPhase.ENDED, status=0)
+        return self._end_of(self._places[bad], ends[bad] or 1)
 
     def kill(self) -> None:
         """Kill the agents, and their ranks with them."""
@@ -138,25 +168,31 @@ class _LocalAttempt:
         told: list[tuple[str, int]] = []
         for process, connection in self._agents:
             if process.exitcode and process.exitcode < 0:
-                reason = f"an agent was ended by {signal.Signals(-process.exitcode).name}"
+                reason = f"an agent was ended by {signal_name(-process.exitcode)}"
                 return AttemptStanding(phase=AttemptPhase.ENDED, status=process.exitcode, reason=reason)
-            if process.exitcode and not connection.closed and connection.poll():
-                told.append(connection.recv())
+            with contextlib.suppress(EOFError, OSError):  # it has ended before it had anything to tell
+                if process.exitcode and not connection.closed and connection.poll():
+                    told.append(connection.recv())
         place, status = next(((place, status) for place, status in told if status < 0), (told or [("", 1)])[0])
-        if status < 0:
-            reason = f"the rank at {place} was ended by {signal.Signals(-status).name}"
-            return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=place)
+        return self._end_of(place, status)
+
+    def _end_of(self, place: str, status: int) -> AttemptStanding:
         ends = list(ends_in(self._folder).values())
         first = min(ends, key=lambda end: end.lost_others, default=None)
-        if first is None:
-            return AttemptStanding(
-                phase=AttemptPhase.ENDED, status=status, reason="an agent failed before its ranks began"
-            )
-        if first.lost_others:
-            return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=f"a rank was lost: {first.error}")
-        return AttemptStanding(
-            phase=AttemptPhase.ENDED, status=first.status, reason=first.error, place=first.place, own_fault=True
-        )
+        own_fault = False
+        if status < 0:
+            reason = f"the rank at {place} was ended by {signal_name(-status)}"
+        elif first is None:
+            own_fault = bool(place)
+            logs = (self._folder / f"agent-{node}.log" for node in range(len(self._agents)))
+            why = next(filter(None, map(last_line, logs)), "it said nothing")
+            early = f"an agent failed before its ranks began: {why}"
+            reason = f"the rank at {place} ended with {status}" if place else early
+        elif first.lost_others:
+            place, reason = "", f"a rank was lost: {first.error}"
+        else:
+            status, reason, place, own_fault = first.status, first.error, first.place, True
+        return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=place, own_fault=own_fault)
 
 
 def places_of(ranks: int, bad: Sequence[str]) -> list[str]:
@@ -169,9 +205,9 @@ def places_of(ranks: int, bad: Sequence[str]) -> list[str]:
 def _begin_agent(
     connection: Connection, parent: int, node: int, num_nodes: int, request: AttemptRequest, given: tuple[object, ...]
 ) -> None:
-    os.chdir(request.program.folder)
-    os.environ.update(request.program.environment)
     log = os.open(request.folder / f"agent-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.chdir(request.program.folder)
+    os.environ.update(request.program.environment)
     run_agent(connection, parent, node, num_nodes, *given)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from cosmati.storage.atomic import replace_file
 
 PLACE_VARIABLE = "COSMATI_PLACE"
 """Tells a rank the name of its place."""
+_LAST_BYTES, _LONGEST_LINE = 4096, 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,16 @@ def ends_in(folder: Path) -> dict[int, BadEnd]:
 def log_of(folder: Path, rank: int) -> Path:
     """Return where a rank says what it says."""
     return folder / f"rank-{rank}.log"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that isn't blank, empty where there is none; no more is read than its end."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        said = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:_LONGEST_LINE] for line in reversed(said) if line.strip()), "")
 
 
 def stacks_of(folder: Path, rank: int) -> Path:

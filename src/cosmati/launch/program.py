@@ -68,7 +68,7 @@ def of_job(program: RankProgram, job_id: str) -> RankProgram:
 
 def in_own_folder(program: RankProgram) -> RankProgram:
     """Return a recipe's program with a run folder of the job's own, beside the one that it was given."""
-    if _FOLDER not in program.command:
+    if program.command[0] != "-m":  # a script, whose arguments are its own
         return program
     place = program.command.index(_FOLDER) + 1
     own = str(Path(program.command[place]).parent / JOB)

@@ -43,7 +43,7 @@ _JOB = "SELECT *, (SELECT COALESCE(SUM(seconds), 0) FROM attempts WHERE job = jo
 
 
 class StaleHolderError(RunError):
-    """A supervisor's job was taken by another one, or was moved on in the meantime."""
+    """A supervisor's job is another one's, was moved on in the meantime, or isn't there."""
 
 
 class JobQueue:
@@ -105,14 +105,14 @@ class JobQueue:
         """Return a job.
 
         Raises:
-            RunError: there's none of this id; the message names those that are like it.
+            StaleHolderError: there's none of this id; the message names those that are like it.
         """
         rows = self._rows(_JOB + "WHERE id = ?", job_id)
         if not rows:
             ids = [job.id for job in self.all()]
             like = [one for one in ids if job_id in one] or ids[-5:]
             msg = f"No job is called {job_id!r}. There {'are ' + ', '.join(like) if like else 'is none at all'}."
-            raise RunError(msg)
+            raise StaleHolderError(msg)
         return _job_of(rows[0])
 
     def all(self) -> list[LaunchedJob]:

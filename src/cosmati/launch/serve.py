@@ -11,7 +11,8 @@ from pathlib import Path
 from cosmati.errors import CosmatiError
 from cosmati.launch.agent import ENVIRONMENT
 from cosmati.launch.engines import engine_of
-from cosmati.launch.queue import JobQueue
+from cosmati.launch.keeper import NOT_OURS
+from cosmati.launch.queue import JobQueue, StaleHolderError
 from cosmati.launch.supervisor import Supervisor
 
 _LOADED_ONCE = (
@@ -31,8 +32,6 @@ def serve(home: Path, job_id: str) -> None:
     Raises:
         CosmatiError: the queue can't be used, or the job has a supervisor.
     """
-    for name in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # a terminal's, which isn't the job's
     os.environ.update(ENVIRONMENT)
     with JobQueue(home) as queue:
         engine = engine_of(queue.get(job_id).request.engine)
@@ -49,8 +48,17 @@ def num_devices() -> int:
     return torch.cuda.device_count() or len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-if __name__ == "__main__":
+def main(home: str, job_id: str) -> int:
+    """See a job through, and return the exit status: 0 at its end, else whether it may be tried again."""
     try:
-        serve(Path(sys.argv[1]), sys.argv[2])
+        serve(Path(home), job_id)
     except CosmatiError as error:
-        sys.exit(f"Error: {error}")
+        sys.stderr.write(f"Error: {error}\n")
+        return NOT_OURS if isinstance(error, StaleHolderError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    for name in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)  # a terminal's, which isn't the job's
+    sys.exit(main(*sys.argv[1:3]))

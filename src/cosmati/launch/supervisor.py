@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -72,7 +73,7 @@ class Supervisor:
         clock: seconds that only grow: a wall clock that jumps ends nothing.
 
     Raises:
-        RunError: it has a supervisor.
+        StaleHolderError: it has a supervisor. RunError: there's no such job.
     """
 
     def __init__(
@@ -156,8 +157,8 @@ class Supervisor:
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         self._queue.begin_attempt(self._id, self._holder, attempt)
-        if lacks := self._fence_off(job):
-            self._settle(number, _Ended("failed", lacks))
+        if refused := self._fence_off(job):
+            self._settle(number, refused)
             return
         request = AttemptRequest(
             job=self._id,
@@ -182,29 +183,32 @@ class Supervisor:
             raise
         self._settle(number, ended)
 
-    def _fence_off(self, job: LaunchedJob) -> str:
-        """Make whoever is left of a lost attempt stale: from now on he can commit nothing.
-
-        Returns:
-            Why the run can't go on, as where its disk is lost or full; empty where it can.
-        """
+    def _fence_off(self, job: LaunchedJob) -> _Ended | None:
+        """Make whoever is left of a lost attempt stale: from now on he can commit nothing. Return why not, if so."""
         before, run = self._queue.attempts(self._id)[:-1], Path(job.run_folder)
         if not before or not job.run_folder:
-            return ""
+            return None
         if job.step and not run.is_dir():
-            return (
+            told = (
                 f"{run}, where step {job.step} was reached, isn't there. Bring its disk or the folder back, and "
                 f"cosmati resume {self._id}; to begin from the first step: cosmati clone {self._id}"
             )
+            return _Ended("failed", told)
         if before[-1].outcome in ("completed", "stopped"):
-            return ""
+            return None
+        same = (one for one in self._queue.all() if one.run_folder == job.run_folder and one.id != self._id)
+        for other in same:
+            if other.state in ACTIVE and is_supervised(self._queue.home, other.id):
+                told = f"Job {other.id} trains in {job.run_folder}. Give one of them a run folder of its own."
+                return _Ended("failed", told, is_final=True)
         try:
             for path in (run, run / "ledger"):
                 fence_off(path, wait_seconds=_LOCK_SECONDS)
         except OSError as error:
             reason = error.strerror or error
-            return f"{run} can't be written: {reason}. Mend that, as by making room, and cosmati resume {self._id}"
-        return ""
+            told = f"{run} can't be written: {reason}. Mend that, as by making room, and cosmati resume {self._id}"
+            return _Ended("failed", told)
+        return None
 
     def _follow(self, number: int, handle: str, watch: RunWatch) -> _Ended:
         """Watch an attempt to its end."""
@@ -252,7 +256,9 @@ class Supervisor:
         if (run := progress.run) is not None:
             step = progress.step if progress.step is not None else progress.first_step
             known: dict[str, object] = {"run_folder": run.folder, "num_microbatches": run.num_microbatches}
-            known |= {"num_steps": run.num_steps, "step": step}
+            known["num_steps"] = run.num_steps
+            if step is not None:
+                known["step"] = step
             if progress.step_seconds is not None:
                 known["step_seconds"] = progress.step_seconds
             self._queue.note(self._id, self._holder, **known)
@@ -270,10 +276,18 @@ class Supervisor:
         if progress.run is None and job.state is LaunchState.RUNNING:
             return ""  # a program that says nothing of its steps
         allowed = watch.silence_allowed(asked.patience, asked.min_silence_seconds, asked.start_seconds)
-        if progress.silent_seconds <= allowed:
+        if progress.silent_seconds <= allowed * self._lenience():
             return ""
         where = "before its first step" if progress.step is None else f"after step {progress.step}"
         return f"no step for {progress.silent_seconds:.0f} s {where}; stacks are beside its logs (rank-R.stacks)"
+
+    def _lenience(self) -> float:
+        """Return how much more silence is let pass: twice as much for each attempt in a row that was ended for it.
+
+        An evaluation, or a first step that compiles, may take longer than anything that was seen of the run.
+        """
+        before = reversed(self._queue.attempts(self._id)[:-1])
+        return 2.0 ** sum(1 for _ in takewhile(lambda one: one.outcome == "stalled", before))
 
     def _settle(self, number: int, ended: _Ended) -> None:
         """Write down how an attempt has ended, and where that leaves the job."""
@@ -284,7 +298,7 @@ class Supervisor:
             self._queue.note(self._id, self._holder, step=job.num_steps)  # lines come every ten steps
         if ended.outcome in ("completed", "stopped"):
             ends = LaunchState.COMPLETED if ended.outcome == "completed" else LaunchState.STOPPED
-            self._move(job.state, ends, ended.reason)
+            self._move(job.state, ends, ended.reason or (job.reason if ends is LaunchState.STOPPED else ""))
             return
         got_further = job.step is not None and job.step > job.best_step
         failures = 1 if got_further else job.failures + 1
@@ -311,7 +325,7 @@ class Supervisor:
             self._queue.add_bad_place(self._id, self._holder, ended.place, reason)
 
     def _back_off(self, job: LaunchedJob, failures: int) -> None:
-        until = self._clock() + min(_MAX_BACKOFF, job.request.backoff_seconds * 2 ** (failures - 1))
+        until = self._clock() + min(_MAX_BACKOFF, job.request.backoff_seconds * 2.0 ** min(failures - 1, 60))
         while self._clock() < until and self._job().wish != "stop":
             time.sleep(min(self._engine.poll_seconds, max(0.0, until - self._clock())))
 
@@ -328,7 +342,7 @@ def _lock_of(home: Path, job_id: str) -> FileLock:
         with contextlib.suppress(BlockingIOError):  # somebody may only be looking whether it's held
             return FileLock(folder_of(home, job_id) / SUPERVISOR_LOCK)
         if time.monotonic() > until:
-            raise RunError(f"Job {job_id} has a supervisor. Follow it: cosmati logs {job_id} --follow")
+            raise StaleHolderError(f"Job {job_id} has a supervisor. Follow it: cosmati logs {job_id} --follow")
         time.sleep(0.05)
 
 
@@ -360,7 +374,7 @@ def _outcome_of(progress: RunProgress) -> str:
     """Return the outcome that this attempt has put on record; empty where it has none."""
     if progress.run is None or progress.first_step is None:
         return ""
-    with contextlib.suppress(OSError, RunError):
+    with contextlib.suppress(OSError, ValueError, RunError):
         outcome = RunRecord.from_json((Path(progress.run.folder) / "run.json").read_text()).outcome
         return "" if outcome == "running" else outcome
     return ""

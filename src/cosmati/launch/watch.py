@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Callable
@@ -47,20 +48,24 @@ class RunWatch:
 
     def __init__(self, note: Path, clock: Callable[[], float] = monotonic) -> None:
         self._note, self._clock = note, clock
-        self._run: LaunchedRun | None = None
+        self._noted: tuple[int, ...] = ()
+        self._begin(None)
+
+    def _begin(self, run: LaunchedRun | None) -> None:
+        self._run = run
         self._seen: tuple[int, ...] = ()
-        self._last = clock()
+        self._last = self._clock()
         self._longest = 0.0
         self._first_step: int | None = None
         self._step: int | None = None
         self._step_seconds: float | None = None
 
     def look(self) -> RunProgress:
-        """Look at the run's files."""
-        if self._run is None and self._note.exists():
-            self._run = LaunchedRun.from_json(self._note.read_text())
-        if self._run is not None:
-            self._look_at(self._run)
+        """Look at the run's files; where they can't be read, as on a disk that is lost, it's silent."""
+        with contextlib.suppress(OSError):
+            self._look_at_note()
+            if self._run is not None:
+                self._look_at(self._run)
         return RunProgress(
             run=self._run,
             first_step=self._first_step,
@@ -84,23 +89,29 @@ class RunWatch:
         # What it has once taken between two lines, as with an evaluation, it may take again.
         return max(min_seconds, due + patience * self._step_seconds, 3 * self._longest)
 
+    def _look_at_note(self) -> None:
+        """Read which run it is: a program may train one after another."""
+        noted = _state_of(self._note)
+        if noted != self._noted:
+            run = LaunchedRun.from_json(self._note.read_text())
+            self._noted = noted
+            if self._run is None:
+                self._run = run  # silent since the attempt began
+            elif run != self._run:
+                self._begin(run)
+
     def _look_at(self, run: LaunchedRun) -> None:
-        path = Path(run.folder) / "steps.jsonl"
-        try:
-            state = path.stat()
-        except FileNotFoundError:
-            return
-        seen = (state.st_ino, state.st_size, state.st_mtime_ns)
+        folder = Path(run.folder)
         if self._first_step is None:
             # Until this attempt has begun, the file holds lines of earlier ones that it's going to cut.
-            begun = [one for one in read_attempts(Path(run.folder)) if one.number == run.attempt]
+            begun = [one for one in read_attempts(folder) if one.number == run.attempt]
             if not begun:
                 return
             self._first_step = begun[0].first_step
-        elif seen == self._seen:
-            return
-        self._seen = seen
-        self._take([line for line in _last_lines(path) if line[0] > self._first_step])
+        seen = _state_of(folder / "steps.jsonl")
+        if seen != self._seen:
+            self._take([line for line in _last_lines(folder / "steps.jsonl") if line[0] > self._first_step])
+            self._seen = seen
 
     def _take(self, lines: list[tuple[int, float]]) -> None:
         if not lines or lines[-1][0] == self._step:
@@ -113,6 +124,11 @@ class RunWatch:
         paces = [(end[1] - begin[1]) / (end[0] - begin[0]) for begin, end in pairs if end[0] > begin[0]]
         if paces:
             self._step_seconds = statistics.median(paces)
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    state = path.stat()
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _last_lines(path: Path) -> list[tuple[int, float]]:

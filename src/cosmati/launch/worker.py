@@ -7,6 +7,7 @@ FOLDER COMMAND...`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import runpy
@@ -18,13 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cosmati.launch.guard import die_with_parent
-from cosmati.launch.notes import PLACE_VARIABLE, BadEnd, log_of, note_end, note_process, stacks_of
+from cosmati.launch.notes import PLACE_VARIABLE, BadEnd, last_line, log_of, note_end, note_process, stacks_of
 from cosmati.records.launched import NOTE_VARIABLE
 
 _LOST_OTHERS = ("gloo", "nccl", "connection", "store", "socket", "timeout", "timed out", "peer")
 """Words of errors that a rank has because another one has ended. Gloo's are plain RuntimeErrors."""
 _LOST_SECONDS = 0.5
-_LAST_BYTES = 4096
 
 
 def run_program(folder: str, command: Sequence[str], parent: int) -> None:
@@ -62,7 +62,8 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
         if lost_others:
             # The agent tells of the first rank that it sees ended: let it see the one that was lost.
             time.sleep(_LOST_SECONDS)
-        note_end(Path(folder), rank, BadEnd(status=status, error=error, lost_others=lost_others, place=place))
+        with contextlib.suppress(OSError):  # a full disk: the status has to do
+            note_end(Path(folder), rank, BadEnd(status=status, error=error, lost_others=lost_others, place=place))
         os._exit(status)
 
 
@@ -95,9 +96,8 @@ def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
     """Return a program's exit status, and why it isn't 0: what it has said last."""
     if end.code is None or isinstance(end.code, int):
         sys.stderr.flush()
-        said = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace").split("\n")
-        last = [line for line in said if line.strip()][-1:]
-        return end.code or 0, last[0] if last and end.code else f"exit status {end.code}"
+        status = (end.code or 0) & 0xFF  # of which the kernel keeps a byte
+        return status, (status and last_line(log)) or f"exit status {status}"
     sys.stderr.write(f"{end.code}\n")
     return 1, str(end.code).partition("\n")[0]
 
@@ -106,6 +106,8 @@ def is_of_others(error: BaseException) -> bool:
     """Return whether an error is one that a rank has because another one has ended."""
     from torch.distributed import DistError
 
+    if os.environ.get("WORLD_SIZE") == "1":
+        return False  # there are none
     told = str(error).lower()
     known = isinstance(error, DistError | ConnectionError | TimeoutError)
     return known or (isinstance(error, RuntimeError) and any(word in told for word in _LOST_OTHERS))

@@ -1,0 +1,205 @@
+"""Programs of other people's kind: they fork, end by every door there is, and say what is no text."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmati.launch.engine import RankProgram
+from cosmati.launch.guard import end_of, kill_group, mark_of, signal_name
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
+from cosmati.launch.notes import last_line
+from cosmati.launch.queue import JobQueue
+from cosmati.launch.states import LaunchState
+from cosmati.launch.worker import _is_of_others, _status_of
+from tests.launch.jobs import is_there, serving, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="how a process has ended is read from /proc")
+
+FORKS = """
+import os
+import time
+from pathlib import Path
+
+if os.fork() == 0:
+    time.sleep(30)
+    os._exit(0)
+"""
+ENDS = """
+mine = Path(__file__).with_name("num_ends")
+mine.write_text(str(int(mine.read_text()) + 1) if mine.exists() else "1")
+if mine.read_text() == "1":
+    os.kill(os.getpid(), 9)
+os._exit(3)
+"""
+
+
+def ended(folder: Path, text: str, *, begins_in: Path | None = None, retries: int = 1) -> tuple[LaunchedJob, list[str]]:
+    """Run a script as a job of one rank, and return it, with its attempts' outcomes and reasons."""
+    file = folder / "their script.py"
+    file.write_text(text)
+    program = RankProgram(command=(str(file),), folder=begins_in or folder, python=Path(sys.executable))
+    asked = JobRequest(name="--theirs", program=program, retries=retries, backoff_seconds=0.01)
+    with JobQueue(folder / "queue") as jobs:
+        job = jobs.add(asked)
+        _, errors = serving(jobs.home, job.id).communicate(120)
+        assert not errors
+        return jobs.get(job.id), [_told(one) for one in jobs.attempts(job.id)]
+
+
+def _told(attempt: JobAttempt) -> str:
+    host = os.uname().nodename
+    return f"{attempt.outcome}: {attempt.reason}".replace(host, "HOST").removesuffix(": ")
+
+
+def test_a_rank_is_seen_to_end_whatever_it_has_forked_and_leaves_nothing(tmp_path: Path) -> None:
+    job, told = ended(tmp_path, FORKS + ENDS)
+    assert told == ["failed: the rank at HOST/0 was ended by SIGKILL", "failed: the rank at HOST/0 ended with 3"]
+    assert job.state is LaunchState.FAILED
+    assert job.reason.endswith("(before a first step, so it isn't tried again)")
+    assert not _running(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        pytest.param(
+            "import os; os.kill(os.getpid(), 37)", "failed: the rank at HOST/0 was ended by signal 37", id="rt"
+        ),
+        pytest.param("raise RuntimeError('can not restore')", "failed: RuntimeError: can not restore", id="word"),
+        pytest.param(
+            "import os; os.write(1, b'caf\\xc3'); raise SystemExit(2)",
+            "failed: caf\N{REPLACEMENT CHARACTER}",
+            id="text",
+        ),
+        pytest.param("raise SystemExit(256)", "completed", id="byte"),
+        pytest.param("import os; os._exit(0)", "completed", id="exit"),
+        pytest.param(FORKS, "completed", id="forks"),
+        pytest.param("print('x' * 100 * 2**20)", "completed", id="much"),
+        pytest.param("import sys; print('y' * 2**20); sys.exit(1)", "failed: " + "y" * 300, id="line"),
+    ],
+)
+def test_however_it_ends_it_is_said(tmp_path: Path, text: str, told: str) -> None:
+    _, attempts = ended(tmp_path, text, retries=0)
+    assert attempts == [told]
+
+
+@pytest.mark.slow
+def test_an_agent_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    job, told = ended(tmp_path, "", begins_in=tmp_path / "gone", retries=1)
+    assert job.state is LaunchState.FAILED
+    early = "failed: an agent failed before its ranks began: FileNotFoundError: [Errno 2] No such file or directory"
+    assert len(told) == 2
+    assert all(one.startswith(early) for one in told)
+
+
+def _running(folder: Path) -> list[str]:
+    """Return the processes that have this folder's logs open."""
+    found = []
+    for log in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if str(log.readlink()).startswith(str(folder)):
+                found.append(log.parts[2])
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def leader() -> Iterator[subprocess.Popen[bytes]]:
+    text = "import os, time; os.fork(); time.sleep(30)"
+    process = subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+    yield process
+    kill_group(mark_of(process.pid) or f"{process.pid}:0")
+    process.kill()
+    process.wait()
+
+
+def _members(group: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            found.append(int(stat.parts[2]))
+    return found
+
+
+def test_what_a_process_leaves_of_its_group_is_killed(leader: subprocess.Popen[bytes]) -> None:
+    until(lambda: len(_members(leader.pid)) == 2)
+    mark = mark_of(leader.pid)
+    kill_group(f"{leader.pid}:1")  # of a process of that number that was there earlier
+    time.sleep(0.05)
+    assert len(_members(leader.pid)) == 2
+    assert end_of(mark) is None
+    leader.kill()
+    until(lambda: not is_there(mark))
+    assert end_of(mark) == -signal.SIGKILL  # and nobody has asked yet
+    assert end_of(f"{leader.pid}:1") is None
+    assert leader.wait() == -signal.SIGKILL
+    assert end_of(mark) is None
+    assert len(_members(leader.pid)) == 1
+    kill_group(mark)
+    until(lambda: not _members(leader.pid))
+
+
+def test_a_group_that_is_gone_is_nobodys(leader: subprocess.Popen[bytes]) -> None:
+    until(lambda: len(_members(leader.pid)) == 2)
+    mark = mark_of(leader.pid)
+    os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    kill_group(mark)
+    kill_group("")
+    assert not _members(leader.pid)
+
+
+def test_every_signal_has_a_name() -> None:
+    assert [signal_name(number) for number in (9, 37)] == ["SIGKILL", "signal 37"]
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        (b"", ""),
+        (b"\n \n", ""),
+        (b"one\n  two \n\n", "two"),
+        (b"\xff\n", "\N{REPLACEMENT CHARACTER}"),
+        (b"a" * 5000 + b"\n", "a" * 300),
+    ],
+)
+def test_the_last_line_of_a_log_is_read_from_its_end(tmp_path: Path, said: bytes, last: str) -> None:
+    (tmp_path / "log").write_bytes(said)
+    assert last_line(tmp_path / "log") == last
+    assert last_line(tmp_path / "none") == ""
+
+
+def test_an_exit_status_is_a_byte(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("said\n")
+    ends = [_status_of(SystemExit(code), tmp_path / "log") for code in (None, 0, 1, -1, 256, "why\nmore")]
+    assert ends == [
+        (0, "exit status 0"),
+        (0, "exit status 0"),
+        (1, "said"),
+        (255, "said"),
+        (0, "exit status 0"),
+        (1, "why"),
+    ]
+
+
+def test_a_rank_alone_has_lost_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("the store is closed by its peer")
+    for world, is_of_others in (("2", True), ("1", False)):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert _is_of_others(error) is is_of_others
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not _is_of_others(ValueError("the store is closed by its peer"))
