@@ -154,8 +154,8 @@ class Ranks:
             more = f", or set RunConfig(num_microbatches=...) to {world} or a larger power of two" if is_power else ""
             what = "ranks" if self.degree == 1 else f"replicas of {self.degree} ranks"
             msg = (
-                f"{world} {what} can't share V = {num_microbatches} microbatches. Start a number of {what.split()[0]} "
-                f"that divides V, a power of two{more}."
+                f"{world} {what} can't share V = {num_microbatches} microbatches. Start a number of "
+                f"{what.partition(' ')[0]} that divides V, a power of two{more}."
             )
             raise PlanError(msg)
         return [slot[self.replica] for slot in self.slots(num_microbatches)]
