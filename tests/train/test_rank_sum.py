@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cosmati.errors import PlanError
 from cosmati.train.layout.exchange import RankSum, sum_type
 from cosmati.train.layout.piece import Bucket, evenly, in_buckets
+from cosmati.train.layout.shard_groups import sum_of_replicas
 from cosmati.train.ranks import Ranks
 
 V = 8
@@ -43,12 +44,19 @@ class Threads:
         return given
 
     def all_to_all_single(
-        self, output: Tensor, own: Tensor, received: list[int], sent: list[int], *, async_op: bool
+        self,
+        output: Tensor,
+        own: Tensor,
+        received: list[int] | None = None,
+        sent: list[int] | None = None,
+        *,
+        group: None = None,
+        async_op: bool = False,
     ) -> Any:
-        assert async_op
-        assert len({*received}) == 1
-        given = [one.split(sent)[self._own.rank] for one in self._exchange(own)]
-        return self._later(lambda: output.copy_(torch.cat(given)))
+        assert received is None or len({*received}) == 1
+        given = [one.split(sent or len(one) // self.world)[self._own.rank] for one in self._exchange(own)]
+        later = self._later(lambda: output.copy_(torch.cat(given)))
+        return later if async_op else later.wait()
 
     def all_gather_single(self, output: Tensor, own: Tensor, *, group: None = None, async_op: bool) -> Any:
         given = self._exchange(own)
@@ -193,6 +201,20 @@ def test_groups_of_ranks_run_subtrees_and_tell_in_microbatch_order(threads: Thre
         assert [slot[rank] for slot in slots] == mine
         assert told[:, 0].tolist() == list(range(2 * V))
         assert {*told[:, 1].tolist()} == {*range(threads.world)}
+
+
+def test_copies_of_shards_add_their_sums_in_one_tree(threads: Threads) -> None:
+    """A length that no number of ranks divides, with -0.0 where all have it."""
+    generator = torch.Generator().manual_seed(2)
+    parts = [torch.randn(37, generator=generator) for _ in range(threads.world)]
+    for part in parts:
+        part[::5] = -0.0
+    expected = _pairwise(list(parts))
+    assert expected is not None
+    for found in threads.run(lambda ranks: sum_of_replicas(parts[ranks.rank].clone(), ranks)):
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    from_left_to_right = sum(parts[1:], start=parts[0])
+    assert threads.world == 2 or not torch.equal(expected, from_left_to_right)
 
 
 @pytest.mark.parametrize("run", [0, 1, 2])
