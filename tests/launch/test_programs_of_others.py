@@ -18,7 +18,7 @@ from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
 from cosmati.launch.notes import last_line
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
-from cosmati.launch.worker import _is_of_others, _status_of
+from cosmati.launch.worker import is_of_others, _status_of
 from tests.launch.jobs import is_there, serving, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="how a process has ended is read from /proc")
@@ -198,8 +198,8 @@ def test_an_exit_status_is_a_byte(tmp_path: Path) -> None:
 
 def test_a_rank_alone_has_lost_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("the store is closed by its peer")
-    for world, is_of_others in (("2", True), ("1", False)):
+    for world, expected in (("2", True), ("1", False)):
         monkeypatch.setenv("WORLD_SIZE", world)
-        assert _is_of_others(error) is is_of_others
+        assert is_of_others(error) is expected
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not _is_of_others(ValueError("the store is closed by its peer"))
+    assert not is_of_others(ValueError("the store is closed by its peer"))

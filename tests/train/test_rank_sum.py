@@ -17,6 +17,7 @@ from cosmati.errors import PlanError
 from cosmati.train.layout.exchange import RankSum, sum_type
 from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.layout.piece import Bucket, evenly, in_buckets
+from cosmati.train.layout.shard_groups import sum_of_replicas
 from cosmati.train.ranks import Ranks
 
 V = 8
@@ -53,7 +54,6 @@ class Threads:
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        assert async_op == (received is not None)
         assert len({*(received or [0])}) == 1
         lengths = sent or [own.numel() // self.world] * self.world
         given = [one.split(lengths)[self._own.rank] for one in self._exchange(own)]
@@ -203,6 +203,20 @@ def test_groups_of_ranks_run_subtrees_and_tell_in_microbatch_order(threads: Thre
         assert [slot[rank] for slot in slots] == mine
         assert told[:, 0].tolist() == list(range(2 * V))
         assert {*told[:, 1].tolist()} == {*range(threads.world)}
+
+
+def test_copies_of_shards_add_their_sums_in_one_tree(threads: Threads) -> None:
+    """A length that no number of ranks divides, with -0.0 where all have it."""
+    generator = torch.Generator().manual_seed(2)
+    parts = [torch.randn(37, generator=generator) for _ in range(threads.world)]
+    for part in parts:
+        part[::5] = -0.0
+    expected = _pairwise(list(parts))
+    assert expected is not None
+    for found in threads.run(lambda ranks: sum_of_replicas(parts[ranks.rank].clone(), ranks)):
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    from_left_to_right = sum(parts[1:], start=parts[0])
+    assert threads.world == 2 or not torch.equal(expected, from_left_to_right)
 
 
 @pytest.mark.parametrize("run", [0, 1, 2])

@@ -371,6 +371,19 @@ def test_sorted_steps_have_the_same_microbatches_by_class_and_band(tail: Tail) -
     assert were_mixed
 
 
+@pytest.mark.parametrize("sort_by_class", [False, True])
+def test_microbatches_of_tombstones_take_the_class_of_the_last_real_one(sort_by_class: bool) -> None:
+    groups = [Group(rows=4, class_id=0), Group(rows=3, class_id=1)]
+    plan, dealt = (
+        RoutePlan(groups, rows=2, num_microbatches=8, route_pure=True, tail="pad", sort_by_class=is_sorted)
+        for is_sorted in (sort_by_class, False)
+    )
+    assert plan.steps_per_epoch == 1
+    assert dealt.class_of(0, 0) != dealt.class_of(0, 3)
+    empty = [one.class_id for i in range(8) if (one := plan.microbatch(0, i)).sources.max() == TOMBSTONE]
+    assert empty == [dealt.class_of(0, 3)] * 4
+
+
 def test_a_plan_of_mixed_microbatches_has_nothing_to_sort() -> None:
     groups = [Group(rows=40, class_id=1), Group(rows=24, class_id=0)]
     plans = [
