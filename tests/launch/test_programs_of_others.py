@@ -18,7 +18,7 @@ from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
 from cosmati.launch.notes import last_line
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
-from cosmati.launch.worker import is_of_others, _status_of
+from cosmati.launch.worker import _status_of, is_of_others
 from tests.launch.jobs import is_there, serving, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="how a process has ended is read from /proc")

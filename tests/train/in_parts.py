@@ -9,8 +9,8 @@ from threading import Event
 
 from torch import Tensor
 
-from cosmati.train.layout.shares import Held, Part, Plan, share_out
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.shares import Held, RunContent, SharePlan, share_out
+from cosmati.train.layout.span import HeldSpan
 from cosmati.train.run.checkpoints import (
     Checkpoint,
     Roots,
@@ -22,7 +22,7 @@ from cosmati.train.run.checkpoints import (
 from cosmati.train.run.parts import Share, write_part
 
 
-def planned(tensors: Mapping[str, Tensor], world: int) -> Plan:
+def planned(tensors: Mapping[str, Tensor], world: int) -> SharePlan:
     """Deal tensors out that each of so many ranks holds whole."""
     return share_out(
         {
@@ -45,7 +45,7 @@ def write_in_parts(folder: Path, checkpoint: Checkpoint, world: int) -> Roots:
             plan,
             rank,
             (
-                Part(key, run, Span.of(tensors[key]).content(run.start, run.stop))
+                RunContent(key, run, HeldSpan.of(tensors[key]).content(run.start, run.stop))
                 for key, one in plan.items()
                 for run in one.runs
                 if run.writer == rank

@@ -34,8 +34,8 @@ from cosmati.methods import EMA
 from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
 from cosmati.train.layout import shares
-from cosmati.train.layout.shares import Held, Plan, roots_of, share_out
-from cosmati.train.layout.span import Span, parameter_in
+from cosmati.train.layout.shares import Held, SharePlan, roots_of, share_out
+from cosmati.train.layout.span import HeldSpan, parameter_in
 from cosmati.train.run import checkpoints
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.run.parts import DTYPES, part_name, parts_written
@@ -69,7 +69,7 @@ def held_states(draw: st.DrawFn) -> tuple[int, dict[str, Tensor], dict[str, list
     return world, tensors, holders
 
 
-def travelled(plan: Plan, tensors: dict[str, Tensor], holders: dict[str, list[Held]], rank: int) -> bytes:
+def travelled(plan: SharePlan, tensors: dict[str, Tensor], holders: dict[str, list[Held]], rank: int) -> bytes:
     """Return the hashes of a rank's chunks, made of nothing but what it holds and is sent."""
     found = b""
     for key, one in plan.items():
@@ -85,7 +85,7 @@ def travelled(plan: Plan, tensors: dict[str, Tensor], holders: dict[str, list[He
         for run in one.runs:
             if run.writer == rank:
                 assert known[run.start : run.stop].eq(1).all(), "each element is there once"
-                found += b"".join(chunk_hashes(Span.of(tensors[key]).content(run.start, run.stop)))
+                found += b"".join(chunk_hashes(HeldSpan.of(tensors[key]).content(run.start, run.stop)))
     return found
 
 

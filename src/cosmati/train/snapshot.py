@@ -16,7 +16,7 @@ from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.span import HeldSpan
 from cosmati.train.loss_state import loss_buffers, restore_loss_buffers
 from cosmati.train.observers.observer import Observer, states_of
 from cosmati.train.run.checkpoints import Checkpoint
@@ -48,7 +48,7 @@ def snapshot(
 ) -> HeldState:
     """Return what this rank holds of the state of a run, and further facts about it. Every rank has to take part."""
     names = _names(assembly)
-    tensors: dict[str, Span] = {}
+    tensors: dict[str, HeldSpan] = {}
     optimizers = []
     for index, scheduled in enumerate(assembly.optimizers):
         own, facts = optimizer_tensors(scheduled.optimizer, names)
@@ -67,7 +67,7 @@ def snapshot(
         for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
     }
     if assembly.ranks.rank == 0 or not assembly.layout.is_cut:
-        tensors |= {name: Span.of(value) for name, value in own.items()}
+        tensors |= {name: HeldSpan.of(value) for name, value in own.items()}
     return HeldState(
         clock.step,
         assembly.layout.held(),
@@ -88,7 +88,7 @@ def with_observers(taken: HeldState, observers: Sequence[Observer], assembly: As
     if not told:
         return taken
     is_mine = assembly.ranks.rank == 0 or not assembly.layout.is_cut
-    own = {name: Span.of(value) for name, value in tensors.items() if is_mine}
+    own = {name: HeldSpan.of(value) for name, value in tensors.items() if is_mine}
     return replace(taken, state={**taken.state, **own}, facts={**taken.facts, "observers": told})
 
 

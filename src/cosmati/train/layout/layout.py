@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cosmati.core.pieces import Pieces
 from cosmati.routing.cells import RegionWeights
 from cosmati.train.direction_sketch import DirectionSketch
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.span import HeldSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +160,14 @@ class Layout(Protocol):
         """Yield whole parameters and persistent buffers by name, one at a time. Every rank has to ask for all."""
         ...
 
-    def held(self) -> dict[str, Span]:
+    def held(self) -> dict[str, HeldSpan]:
         """Return what this rank holds of parameters and persistent buffers, by name; no other rank is asked.
 
         What ranks may hold otherwise, where their own code has written to it, is the first rank's alone.
         """
         ...
 
-    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, HeldSpan]:
         """Return what this rank holds of the state of optimizers or methods (see `whole_state`); all have to ask."""
         ...
 

@@ -21,7 +21,7 @@ from cosmati.train.layout.in_replicas import InReplicas, Parts
 from cosmati.train.layout.owned import OwnedCut
 from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.layout.piece import alignment_of, by_owner, cut, in_buckets, memory, strides_of
-from cosmati.train.layout.span import Span, parameter_in
+from cosmati.train.layout.span import HeldSpan, parameter_in
 from cosmati.train.layout.whole import BUCKET_ELEMENTS
 from cosmati.train.ranks import Ranks
 
@@ -134,18 +134,18 @@ class OptimizerSharded(InReplicas):
         """Return state whole: a method's is."""
         return self._cut.whole_state(tensors) if of_optimizers else dict(tensors)
 
-    def held(self) -> dict[str, Span]:
+    def held(self) -> dict[str, HeldSpan]:
         """Return trainable parameters, which all ranks hold alike, and on the first rank the rest."""
         trains = {p.name for p in self.parameters}
         return {name: one for name, one in super().held().items() if self.ranks.rank == 0 or name in trains}
 
-    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, HeldSpan]:
         """Return this rank's pieces of an optimizer's state; a method's is like the parameters that it's of."""
         if of_optimizers:
             return self._cut.held_state(tensors)
         trains = {p.name for p in self.parameters}
         return {
-            key: Span.of(value)
+            key: HeldSpan.of(value)
             for key, value in tensors.items()
             if self.ranks.rank == 0 or parameter_in(key, trains) is not None
         }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosmati.core.pieces import Uncut
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.piece import Piece, laid_out, memory, strides_of
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.span import HeldSpan
 from cosmati.train.ranks import Ranks, all_gather
 
 
@@ -171,26 +171,26 @@ class OwnedCut:
         dist.broadcast(sent, owner)
         return sent
 
-    def held_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Span]:
+    def held_state(self, tensors: Mapping[str, Tensor]) -> dict[str, HeldSpan]:
         """Return this rank's pieces of an optimizer's state, by `parameter/key`; what is whole, on one rank alone.
 
         A piece of a parameter whose memory is in another order (channels-last) is no run of its elements: such a
         tensor is gathered, and the first of its owners keeps it.
         """
-        found: dict[str, Span] = {}
+        found: dict[str, HeldSpan] = {}
         odd = [name for name in self._like if not self.is_whole(name) and not self._like[name].is_contiguous()]
         for name in odd:
             own = {key: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
             whole = self.whole_state(own)
             if self._is_first(name):
-                found |= {key: Span.of(value) for key, value in whole.items()}
+                found |= {key: HeldSpan.of(value) for key, value in whole.items()}
         for key, value in tensors.items():
             name = key.rpartition("/")[0]
             piece = self.own(name) if name in self.pieces else None
             if piece is not None and name not in odd and value.ndim and not self.is_whole(name):
-                found[key] = Span(value, tuple(self._like[name].shape), piece.start)
+                found[key] = HeldSpan(value, tuple(self._like[name].shape), piece.start)
             elif name not in odd and self._is_first(name):
-                found[key] = Span.of(value)
+                found[key] = HeldSpan.of(value)
         return found
 
     def _is_first(self, name: str) -> bool:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.train.layout.shard_cut import RowCut
-from cosmati.train.layout.span import Span, parameter_in
+from cosmati.train.layout.span import HeldSpan, parameter_in
 from cosmati.train.ranks import Ranks
 
 
@@ -55,17 +55,17 @@ class ShardState:
                 kept[key] = value
         return kept
 
-    def held(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+    def held(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, HeldSpan]:
         """Return this rank's parts (see `gathered`); of what isn't cut, the first rank has it, or a matrix's owner."""
-        found: dict[str, Span] = {}
+        found: dict[str, HeldSpan] = {}
         for key, value in tensors.items():
             name = self._name_in(key, of_optimizers=of_optimizers)
             is_staged = of_optimizers and name in self._staged
             if name is not None and not is_staged and value.ndim and tuple(value.shape) == self._piece_shape(name):
                 rows = self._cut.rows[name]
-                found[key] = Span(value, rows.shape, rows.of(self._ranks.rank).start * rows.row_size)
+                found[key] = HeldSpan(value, rows.shape, rows.of(self._ranks.rank).start * rows.row_size)
             elif self._ranks.rank == (self._cut.owner_of[name] if is_staged and name is not None else 0):
-                found[key] = Span.of(value)
+                found[key] = HeldSpan.of(value)
         return found
 
     def _name_in(self, key: str, *, of_optimizers: bool) -> str | None:

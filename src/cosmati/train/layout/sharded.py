@@ -38,7 +38,7 @@ from cosmati.train.layout.shard_groups import (
 from cosmati.train.layout.shard_state import ShardState
 from cosmati.train.layout.sharded_step import Arrivals, ShardedStep
 from cosmati.train.layout.shares import Shares, root_over
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.span import HeldSpan
 from cosmati.train.ranks import Ranks
 
 
@@ -214,20 +214,20 @@ class Sharded:
             elif own in buffers:
                 yield own, buffers[own]
 
-    def held(self) -> dict[str, Span]:
+    def held(self) -> dict[str, HeldSpan]:
         """Return this rank's rows of parameters, and on the first rank buffers."""
         buffers = self._buffers()
-        found: dict[str, Span] = {}
+        found: dict[str, HeldSpan] = {}
         for name in self._model.state_dict():
             own = name.replace("_orig_mod.", "")
             if name in self._locals:
                 rows = self.cut.rows[name]
-                found[own] = Span(self._locals[name], rows.shape, rows.of(self.shards.rank).start * rows.row_size)
+                found[own] = HeldSpan(self._locals[name], rows.shape, rows.of(self.shards.rank).start * rows.row_size)
             elif own in buffers and self.ranks.rank == 0:
-                found[own] = Span.of(buffers[own])
+                found[own] = HeldSpan.of(buffers[own])
         return found
 
-    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, HeldSpan]:
         """Return what this rank holds of the state of optimizers or methods."""
         return self._state.held(tensors, of_optimizers=of_optimizers)
 

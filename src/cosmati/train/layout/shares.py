@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.core.state import CHUNK_BYTES, chunk_hashes, merkle_root, root_of_chunks
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.span import HeldSpan
 from cosmati.train.ranks import Ranks, exchange_device
 
 _BATCH_BYTES = 32 << 20
@@ -33,7 +33,7 @@ class Held(NamedTuple):
     stop: int
 
 
-class Run(NamedTuple):
+class ElementRun(NamedTuple):
     """What a rank writes of a tensor: whole chunks of it, elements `start` to `stop - 1`."""
 
     writer: int
@@ -63,7 +63,7 @@ class SharedTensor:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ElementRun] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
 
     def num_bytes(self, elements: int) -> int:
@@ -71,19 +71,19 @@ class SharedTensor:
         return elements * self.dtype.itemsize
 
 
-Plan = Mapping[str, SharedTensor]
+SharePlan = Mapping[str, SharedTensor]
 """Tensors by key, in order; the same on every rank."""
 
 
-class Part(NamedTuple):
+class RunContent(NamedTuple):
     """A run of this rank's, with its canonical bytes: uint8, on the CPU."""
 
     key: str
-    run: Run
+    run: ElementRun
     content: Tensor
 
 
-def share_out(holders: Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence[Held]]], world: int) -> Plan:
+def share_out(holders: Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence[Held]]], world: int) -> SharePlan:
     """Return who writes what.
 
     Args:
@@ -137,20 +137,20 @@ def _pool(held: Sequence[Held], start: int, stop: int) -> list[int]:
     return [one.rank for one in held if one.start < stop and start < one.stop] or [one.rank for one in held]
 
 
-def _runs(one: SharedTensor, writers: Sequence[int]) -> Iterator[Run]:
-    begun: Run | None = None
+def _runs(one: SharedTensor, writers: Sequence[int]) -> Iterator[ElementRun]:
+    begun: ElementRun | None = None
     for writer, (start, stop) in zip(writers, _chunks(one), strict=True):
         if begun is not None and begun.writer == writer:
             begun = begun._replace(stop=stop)
             continue
         if begun is not None:
             yield begun
-        begun = Run(writer, start, stop)
+        begun = ElementRun(writer, start, stop)
     if begun is not None:
         yield begun
 
 
-def _moves(run: Run, held: Sequence[Held]) -> Iterator[Move]:
+def _moves(run: ElementRun, held: Sequence[Held]) -> Iterator[Move]:
     own = next((one for one in held if one.rank == run.writer), Held(run.writer, run.stop, run.stop))
     at = run.start
     while at < run.stop:
@@ -173,9 +173,9 @@ class Shares:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._told: Mapping[str, Any] | None = None
-        self._plan: Plan = {}
+        self._plan: SharePlan = {}
 
-    def plan(self, spans: Mapping[str, Span]) -> Plan:
+    def plan(self, spans: Mapping[str, HeldSpan]) -> SharePlan:
         """Return who writes what. Every rank has to ask."""
         told = {
             key: [str(span.tensor.dtype).removeprefix("torch."), list(span.shape), span.start, span.stop]
@@ -191,7 +191,7 @@ class Shares:
             self._plan = share_out(holders, self._ranks.world)
         return self._plan
 
-    def parts(self, plan: Plan, spans: Mapping[str, Span]) -> Iterator[Part]:
+    def parts(self, plan: SharePlan, spans: Mapping[str, HeldSpan]) -> Iterator[RunContent]:
         """Yield this rank's runs, in the order of keys. Every rank has to take all."""
         rank = self._ranks.rank
         for keys in _batches(plan):
@@ -199,10 +199,10 @@ class Shares:
             for key in keys:
                 for run in plan[key].runs:
                     if run.writer == rank:
-                        yield Part(key, run, _content(run, spans.get(key), received.get(key, [])))
+                        yield RunContent(key, run, _content(run, spans.get(key), received.get(key, [])))
 
     def _exchanged(
-        self, plan: Plan, keys: Sequence[str], spans: Mapping[str, Span]
+        self, plan: SharePlan, keys: Sequence[str], spans: Mapping[str, HeldSpan]
     ) -> dict[str, list[tuple[Move, Tensor]]]:
         """Send what others write, and return what this rank was sent."""
         moves = [(key, move) for key in keys for move in plan[key].moves]
@@ -233,7 +233,7 @@ class Shares:
                     place += size
         return found
 
-    def roots(self, spans: Mapping[str, Span]) -> dict[str, bytes]:
+    def roots(self, spans: Mapping[str, HeldSpan]) -> dict[str, bytes]:
         """Return the Merkle root of each whole tensor, by key; no rank holds more than its share, run by run."""
         plan = self.plan(spans)
         own = b"".join(one for part in self.parts(plan, spans) for one in chunk_hashes(part.content))
@@ -244,16 +244,16 @@ class Shares:
         return roots_of(plan, [bytes(row.numpy()) for row in everyone])
 
 
-def num_hashes(plan: Plan, rank: int) -> int:
+def num_hashes(plan: SharePlan, rank: int) -> int:
     """Return how many chunks a rank hashes."""
     return sum(_num_chunks(one, run) for one in plan.values() for run in one.runs if run.writer == rank)
 
 
-def _num_chunks(one: SharedTensor, run: Run) -> int:
+def _num_chunks(one: SharedTensor, run: ElementRun) -> int:
     return -(-one.num_bytes(run.stop - run.start) // CHUNK_BYTES)
 
 
-def roots_of(plan: Plan, hashes: Sequence[bytes]) -> dict[str, bytes]:
+def roots_of(plan: SharePlan, hashes: Sequence[bytes]) -> dict[str, bytes]:
     """Return the Merkle root of each tensor, by key.
 
     Args:
@@ -282,7 +282,7 @@ def name_of(key: str) -> str:
     return key.partition("/")[2]
 
 
-def _batches(plan: Plan) -> Iterator[list[str]]:
+def _batches(plan: SharePlan) -> Iterator[list[str]]:
     batch, size = list[str](), 0
     for key, one in plan.items():
         moved = sum(one.num_bytes(move.stop - move.start) for move in one.moves)
@@ -295,7 +295,7 @@ def _batches(plan: Plan) -> Iterator[list[str]]:
         yield batch
 
 
-def _content(run: Run, span: Span | None, received: Sequence[tuple[Move, Tensor]]) -> Tensor:
+def _content(run: ElementRun, span: HeldSpan | None, received: Sequence[tuple[Move, Tensor]]) -> Tensor:
     """Put a run together of what this rank holds and what it was sent."""
     pieces = [(move.start, content) for move, content in received if run.start <= move.start < run.stop]
     if span is not None:

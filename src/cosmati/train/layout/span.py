@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class HeldSpan:
     """A run of a tensor's elements.
 
     Attributes:
@@ -24,7 +24,7 @@ class Span:
     start: int = 0
 
     @classmethod
-    def of(cls, whole: Tensor) -> Span:
+    def of(cls, whole: Tensor) -> HeldSpan:
         """Return all of a tensor."""
         return cls(whole, tuple(whole.shape))
 

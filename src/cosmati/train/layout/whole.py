@@ -32,7 +32,7 @@ from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.pair_sum import PairSum, clear
 from cosmati.train.layout.piece import Bucket, alignment_of, evenly, in_buckets
 from cosmati.train.layout.rounded import rounded
-from cosmati.train.layout.span import Span
+from cosmati.train.layout.span import HeldSpan
 from cosmati.train.layout.tree import divide, leaf_norm
 from cosmati.train.ranks import Ranks
 
@@ -178,13 +178,13 @@ class Whole:
         """Yield parameters and persistent buffers by name."""
         yield from model_tensors(self._model).items()
 
-    def held(self) -> dict[str, Span]:
+    def held(self) -> dict[str, HeldSpan]:
         """Return parameters and persistent buffers, whole."""
-        return {name: Span.of(value) for name, value in self.save()}
+        return {name: HeldSpan.of(value) for name, value in self.save()}
 
-    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Span]:
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, HeldSpan]:
         """Return state, whole."""
-        return {key: Span.of(value) for key, value in tensors.items()}
+        return {key: HeldSpan.of(value) for key, value in tensors.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take whole parameters and buffers."""

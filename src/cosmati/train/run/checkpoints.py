@@ -27,7 +27,7 @@ from torch import Tensor
 from cosmati.core.state import tensor_root
 from cosmati.errors import CheckpointError
 from cosmati.storage.atomic import publish, sync
-from cosmati.train.layout.shares import Plan, name_of, root_over
+from cosmati.train.layout.shares import SharePlan, name_of, root_over
 from cosmati.train.run.parts import DTYPES, INDEX, HeldState, finish_parts, parts_written, read_parts
 
 _SIGNED = ("optimizers", "feed", "identity", "initial_root", "phases", "budget_was_read")
@@ -181,7 +181,7 @@ def finish_checkpoint(
     draft: Path,
     step: int,
     facts: Mapping[str, Any],
-    plan: Plan,
+    plan: SharePlan,
     world: int,
     patience_seconds: float,
     abandoned: Event,

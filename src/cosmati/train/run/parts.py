@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ from torch import Tensor
 
 from cosmati.core.state import chunk_hashes
 from cosmati.errors import CheckpointError
-from cosmati.storage.atomic import replace_file
-from cosmati.train.layout.shares import Part, Plan, Run, root_over, roots_of
-from cosmati.train.layout.span import Span
+from cosmati.storage.atomic import replace_file, sync
+from cosmati.train.layout.shares import ElementRun, RunContent, SharePlan, root_over, roots_of
+from cosmati.train.layout.span import HeldSpan
 
 INDEX = "index.json"
 DTYPES = {
@@ -67,12 +66,12 @@ class HeldState:
     """
 
     step: int
-    model: Mapping[str, Span]
-    state: Mapping[str, Span]
+    model: Mapping[str, HeldSpan]
+    state: Mapping[str, HeldSpan]
     facts: Mapping[str, Any]
 
     @property
-    def spans(self) -> dict[str, Span]:
+    def spans(self) -> dict[str, HeldSpan]:
         """All tensors, by keys that say which kind of thing each is of."""
         kinds = {"model": self.model, "state": self.state}
         return {f"{kind}/{name}": span for kind, own in kinds.items() for name, span in own.items()}
@@ -87,7 +86,7 @@ class Placed(NamedTuple):
     """A run of this rank's, and where its bytes are among those of its part."""
 
     key: str
-    run: Run
+    run: ElementRun
     start: int
     stop: int
 
@@ -99,7 +98,7 @@ class Share:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self.placed: list[Placed] = []
 
-    def fill(self, plan: Plan, rank: int, parts: Iterable[Part]) -> None:
+    def fill(self, plan: SharePlan, rank: int, parts: Iterable[RunContent]) -> None:
         """Copy this rank's runs: those of the widest types first, so that each is aligned."""
         own = [(key, run) for key, one in plan.items() for run in one.runs if run.writer == rank]
         self.placed, place = [], 0
@@ -138,7 +137,7 @@ def part_name(rank: int, world: int) -> str:
     return f"part-{rank:05d}-of-{world:05d}.safetensors"
 
 
-def write_part(draft: Path, rank: int, world: int, plan: Plan, share: Share) -> None:
+def write_part(draft: Path, rank: int, world: int, plan: SharePlan, share: Share) -> None:
     """Write and sync this rank's part, and beside it, once it's on disk, its digests; no other rank is asked.
 
     Raises:
@@ -160,8 +159,7 @@ def write_part(draft: Path, rank: int, world: int, plan: Plan, share: Share) -> 
         for piece in chain((len(text).to_bytes(8, "little"), text), share.pieces()):
             digest.update(piece)
             file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     told = {"sha256": digest.hexdigest(), "bytes": path.stat().st_size, "chunks": share.hashes().hex()}
     replace_file(_told(path), json.dumps(told).encode())
 
@@ -195,7 +193,9 @@ def parts_written(draft: Path, world: int, patience_seconds: float, abandoned: E
     return found
 
 
-def finish_parts(draft: Path, plan: Plan, told: Sequence[Mapping[str, Any]]) -> tuple[dict[str, bytes], dict[str, str]]:
+def finish_parts(
+    draft: Path, plan: SharePlan, told: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, bytes], dict[str, str]]:
     """Write the index over all parts; return each tensor's root, and the digests of the parts' files."""
     world = len(told)
     index = {

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cosmati.core.clock import Clock
 from cosmati.errors import CheckpointError
-from cosmati.train.layout.shares import Plan, Shares
+from cosmati.train.layout.shares import SharePlan, Shares
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import (
     Checkpoint,
@@ -72,7 +72,9 @@ class WholeDraft:
 class PartDraft:
     """A checkpoint of which each rank writes a part (see parts.py)."""
 
-    def __init__(self, path: Path, ranks: Ranks, plan: Plan, share: Share, step: int, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, ranks: Ranks, plan: SharePlan, share: Share, step: int, facts: Mapping[str, Any]
+    ) -> None:
         self.path, self.abandoned = path, Event()
         self._rank, self._world, self._plan, self._share = ranks.rank, ranks.world, plan, share
         self._step, self._facts = step, facts
