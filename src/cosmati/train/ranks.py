@@ -99,6 +99,11 @@ class Ranks:
         return self.world // self.degree
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether there are several, whose gradients are to be summed."""
+        return self.is_parallel and self.num_replicas > 1
+
+    @property
     def replica(self) -> int:
         """This rank's replica, from 0."""
         return self.rank // self.degree

@@ -76,7 +76,7 @@ class Whole:
         self.admission = lru_cache(maxsize=256)(self._admission)
         self.arrives_once = False
         self.has_warned = False
-        self._buckets = self._planned() if ranks.num_replicas > 1 else ()
+        self._buckets = self._planned() if ranks.has_replicas else ()
 
     def _planned(self) -> tuple[Bucket, ...]:
         """Return in which buckets gradients are exchanged."""
@@ -86,7 +86,7 @@ class Whole:
 
     def new_sum(self, num_microbatches: int) -> PairSum | RankSum:
         """Return the tree over a step's leaves."""
-        if self.ranks.num_replicas == 1:
+        if not self.ranks.has_replicas:
             return PairSum(self.tensors)
         return RankSum(self.ranks, self.tensors, num_microbatches, self._buckets)
 
