@@ -33,8 +33,8 @@ def ended(outcome: str = "completed") -> RunResult:
 class Agreed:
     """Gives groups of this process alone, or of which it's a rank that isn't needed."""
 
-    def __init__(self, *ranks: int, size: int = 1) -> None:
-        self.name, self._ranks, self._size = "job", list(ranks), size
+    def __init__(self, *ranks: int) -> None:
+        self.name, self._ranks = "job", list(ranks)
         self.number = 0
         self._stores: list[dist.TCPStore] = []
 
@@ -44,8 +44,7 @@ class Agreed:
             raise RunError("the lighthouse has gone")
         self._stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
         rank = self._ranks.pop(0)
-        size = max(self._size, rank + 1)
-        return Group(number=self.number, rank=rank, size=size, host="127.0.0.1", port=self._stores[-1].port)
+        return Group(number=self.number, rank=rank, size=rank + 1, host="127.0.0.1", port=self._stores[-1].port)
 
 
 def test_who_is_not_needed_waits_for_the_next_agreement(tmp_path: Path) -> None:
@@ -55,9 +54,11 @@ def test_who_is_not_needed_waits_for_the_next_agreement(tmp_path: Path) -> None:
         sizes.append(dist.get_world_size())
         return ended()
 
-    members = Agreed(2, 1, 0)  # of three and of two there, with one rank at most
-    train_among(members, train, run_folder=tmp_path / "run", num_ranks=1)
-    assert (members.number, sizes) == (3, [1])
+    for ranks, most in (((2, 1, 0), 1), ((2, 0), 4)):  # the third of three doesn't train where four may
+        members = Agreed(*ranks)
+        train_among(members, train, run_folder=tmp_path / "run", num_ranks=most)
+        assert members.number == len(ranks)
+    assert sizes == [1, 1]
     assert not dist.is_initialized()
 
 
@@ -140,6 +141,14 @@ def test_a_look_stops_the_run_and_goes_on(tmp_path: Path) -> None:
 def test_a_stop_that_somebody_asked_for_ends_it(tmp_path: Path) -> None:
     members = Agreed(0, 0)
     train_among(members, lambda: ended("stopped"), run_folder=tmp_path, num_ranks=1)
+    assert members.number == 1
+    members = Agreed(0, 0)
+
+    def early() -> RunResult:
+        time.sleep(0.1)  # looks that nobody listens to are no reason to go on
+        return ended("stopped")
+
+    train_among(members, early, run_folder=tmp_path, num_ranks=1, look_seconds=0.03)
     assert members.number == 1
     with pytest.raises(SystemExit):  # and one before `fit` ends the process, as without a handler
         train_among(Agreed(0), lambda: signal.raise_signal(signal.SIGTERM) or ended(), run_folder=tmp_path, num_ranks=1)

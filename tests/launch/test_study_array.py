@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -157,13 +158,23 @@ def num_done(folder: Path) -> int:
 
 def test_an_array_gives_what_a_local_study_gives(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
     local = run_on(file, tmp_path / "local", is_local=True)
-    searched = file.with_name("search").joinpath("trials.jsonl").read_text()
+    search = file.with_name("search")
+
+    def go_on() -> None:
+        shutil.rmtree(search, ignore_errors=True)
+        slurm.run_one()
+
+    slurm.go_on = go_on
+    torch.set_num_threads(2)
     record = run_on(file, tmp_path / "array")
     assert record.runs == local.runs
+    assert {run.num_threads for run in record.runs} == {1}
+    lines = (tmp_path / "array" / LINES_FILE).read_text().splitlines()
+    assert {json.loads(line)["jobs"] for line in lines} == {2}
     assert (record.hardware, record.arms) == (local.hardware, local.arms)
     assert [one.arm for one in record.costs] == [one.arm for one in local.costs]
     assert StudyRecord.from_json((tmp_path / "array" / STUDY_FILE).read_text()) == record
-    assert file.with_name("search").joinpath("trials.jsonl").read_text() == searched  # no task searches
+    assert not search.exists()  # no task searches
     # Costs were profiled there, alone.
     last = [words for words in slurm.asked if words[0] == "srun"][-1]
     assert "--exclusive" in last
@@ -247,31 +258,82 @@ def test_an_error_of_a_run_is_told_as_it_is_here(slurm: PlayedSlurm, file: Path,
     assert [one.error for one in record.runs if one.error] == ["ValueError: no room"] * 2
 
 
-def test_a_changed_recipe_cancels_what_trains_the_old_one(
-    slurm: PlayedSlurm, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "array"
+def leave(slurm: PlayedSlurm, file: Path, folder: Path, num_tasks: int) -> None:
+    """Begin, run some tasks, and be killed before anything of them is seen."""
 
     def killed() -> None:
+        for _ in range(num_tasks):
+            slurm.run_one()
         raise SystemExit(9)
 
     slurm.go_on = killed
-    with monkeypatch.context() as patch:
-        patch.setattr(study_array.SlurmArrays, "__exit__", lambda *_: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_array.SlurmArrays, "__exit__", lambda *_: None)  # a killed process cancels nothing
         with pytest.raises(SystemExit):
             run_on(file, folder)
+    slurm.go_on = slurm.run_one
+
+
+def test_a_changed_recipe_cancels_what_trains_the_old_one(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+    leave(slurm, file, folder, 1)
     ((old, (array, _)),) = slurm.arrays.items()
     file.with_name("version.txt").write_text(" of today")
     # A task of the old array that begins now refuses, and says nothing to the new study.
-    study_task.main(["run", str(array), "0"])
-    (result,) = (folder / "slurm" / "results").iterdir()
-    assert "has another recipe of 'baseline'" in result.read_text()
-    slurm.go_on = slurm.run_one
+    study_task.main(["run", str(array), "1"])
+    told = [path.read_text() for path in (folder / "slurm" / "results").iterdir()]
+    assert sum("has another recipe of 'fast'" in one for one in told) == 1
+    starts(file)
     record = run_on(file, folder)
     assert ("scancel", old) in slurm.asked
     assert (array / "stop").exists()
-    assert len(record.runs) == 8
+    assert len({*starts(file)}) == 8  # what the old recipe has reached isn't taken
     assert not any(one.error for one in record.runs)
+
+
+def test_what_another_metric_was_measured_for_is_not_taken(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    leave(slurm, file, tmp_path / "array", 8)
+    file.write_text(STUDY.replace('seeds=(0, 1), quality="loss"', 'seeds=(0, 1), quality="gained"'))
+    with pytest.raises(RunError, match="the study asks for 'gained'"):
+        run_on(file, tmp_path / "array")
+
+
+def test_failures_that_nobody_saw_and_runs_on_other_hardware_are_run_again(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "array"
+    file.with_name("fail.txt").write_text("fail")
+    leave(slurm, file, folder, 8)
+    results = list((folder / "slurm" / "results").iterdir())
+    assert sum("no room" in one.read_text() for one in results) == 2
+    good = next(one for one in results if "no room" not in one.read_text())
+    facts = json.loads(good.read_text())
+    facts["measured"]["hardware"] = "another"
+    good.write_text(json.dumps(facts))
+    file.with_name("fail.txt").unlink()
+    starts(file)
+    record = run_on(file, folder)
+    assert not any(one.error for one in record.runs)
+    _, *rest = [words for words in slurm.asked if words[0] == "sbatch"]
+    assert (len(rest), "--array=0-2%2" in Path(rest[0][-1]).read_text()) == (1, True)
+
+
+def test_a_result_that_a_shared_disk_shows_late_is_not_lost(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    looks = 0
+
+    def go_on() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            slurm.run_one(is_lost=True)
+        elif looks == 3:
+            ((folder, _),) = slurm.arrays.values()
+            study_task.main(["run", str(folder), "0"])
+        else:
+            slurm.run_one()
+
+    slurm.go_on = go_on
+    assert not any(one.error for one in run_on(file, tmp_path / "array").runs)
 
 
 def test_an_error_that_lets_nothing_go_on_ends_the_array(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
@@ -285,6 +347,7 @@ def test_an_error_that_lets_nothing_go_on_ends_the_array(slurm: PlayedSlurm, fil
             run_on(file, tmp_path / "array")
         assert not slurm.arrays
         assert starts(file)
+        assert not (tmp_path / "array" / FAILED_FILE).exists()
 
 
 def test_more_runs_than_an_array_may_have_come_in_several(

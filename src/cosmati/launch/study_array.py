@@ -255,7 +255,6 @@ class SlurmArrays(Jobs):
                 return None
             result = TaskResult.from_json(path.read_text())
         if result.is_final:
-            path.unlink()
             raise RunError(result.error)
         return result.measured or ToldFailure(RunError(result.error), result.error, result.trace)
 
