@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
@@ -135,3 +136,17 @@ def test_the_step_of_a_job_stays_known_while_the_next_attempt_begins(jobs: JobQu
     engine = Scripted(training(tmp_path, 3, GONE), has_only_said_where_it_trains)
     job = seen_through(jobs, engine, retries=1)
     assert (job.state, job.step, job.num_steps) == (LaunchState.FAILED, 3, 100)
+
+
+def test_a_supervisor_that_cannot_go_on_leaves_no_rank_behind(jobs: JobQueue, tmp_path: Path) -> None:
+    """Its process would wait for them, while nobody watches."""
+
+    def breaks_the_queue(given: AttemptRequest) -> AttemptStanding:
+        jobs._database.execute("ALTER TABLE attempts RENAME TO hidden")
+        return RUNS
+
+    engine = Scripted(breaks_the_queue)
+    job = jobs.add(request())
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor, pytest.raises(RunError, match="can't be used"):
+        supervisor.run()
+    assert engine.cancelled == ["0"]
