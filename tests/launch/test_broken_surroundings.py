@@ -150,3 +150,18 @@ def test_a_supervisor_that_cannot_go_on_leaves_no_rank_behind(jobs: JobQueue, tm
     with Supervisor(jobs, job.id, engine, slots=4) as supervisor, pytest.raises(RunError, match="can't be used"):
         supervisor.run()
     assert engine.cancelled == ["0"]
+
+
+def test_a_program_that_is_deaf_is_asked_once_and_killed_after_five_minutes(jobs: JobQueue, tmp_path: Path) -> None:
+    class Deaf(Scripted):
+        def poll(self, handle: str) -> AttemptStanding:
+            return self._script[0](self.requests[0])  # type: ignore[operator]
+
+    clock = JumpingClock(5.0)
+    engine = Deaf(training(tmp_path, 3, RUNS))
+    job = jobs.add(request(max_seconds=20.0))
+    with Supervisor(jobs, job.id, engine, slots=4, clock=clock) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert (engine.asked, engine.cancelled) == (["0"], ["0"])
+    assert jobs.get(job.id).reason == "it was killed 300 s after it was asked to stop"
+    assert 300.0 < clock.now < 500.0
