@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
@@ -134,3 +135,32 @@ def test_the_step_of_a_job_stays_known_while_the_next_attempt_begins(jobs: JobQu
     engine = Scripted(training(tmp_path, 3, GONE), has_only_said_where_it_trains)
     job = seen_through(jobs, engine, retries=1)
     assert (job.state, job.step, job.num_steps) == (LaunchState.FAILED, 3, 100)
+
+
+def test_a_supervisor_that_cannot_go_on_leaves_no_rank_behind(jobs: JobQueue, tmp_path: Path) -> None:
+    """Its process would wait for them, while nobody watches."""
+
+    def breaks_the_queue(given: AttemptRequest) -> AttemptStanding:
+        jobs._database.execute("ALTER TABLE attempts RENAME TO hidden")
+        return RUNS
+
+    engine = Scripted(breaks_the_queue)
+    job = jobs.add(request())
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor, pytest.raises(RunError, match="can't be used"):
+        supervisor.run()
+    assert engine.cancelled == ["0"]
+
+
+def test_a_program_that_is_deaf_is_asked_once_and_killed_after_five_minutes(jobs: JobQueue, tmp_path: Path) -> None:
+    class Deaf(Scripted):
+        def poll(self, handle: str) -> AttemptStanding:
+            return self._script[0](self.requests[0])  # type: ignore[operator]
+
+    clock = JumpingClock(5.0)
+    engine = Deaf(training(tmp_path, 3, RUNS))
+    job = jobs.add(request(max_seconds=20.0))
+    with Supervisor(jobs, job.id, engine, slots=4, clock=clock) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert (engine.asked, engine.cancelled) == (["0"], ["0"])
+    assert jobs.get(job.id).reason == "it was killed 300 s after it was asked to stop"
+    assert 300.0 < clock.now < 500.0

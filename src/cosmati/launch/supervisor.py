@@ -175,11 +175,13 @@ class Supervisor:
         except RunError as error:
             self._settle(number, _Ended("failed", str(error), own_fault=True))
             return
-        self._queue.note_attempt(self._id, self._holder, number, handle=handle)
         try:
+            self._queue.note_attempt(self._id, self._holder, number, handle=handle)
             ended = self._follow(number, handle, RunWatch(folder / "run", self._clock))
-        except StaleHolderError:
-            self._engine.cancel(handle)
+        except Exception:
+            # Another's job, or a queue that can't be used: nobody would watch what runs, and this process wait for it.
+            with contextlib.suppress(RunError):
+                self._engine.cancel(handle)
             raise
         self._settle(number, ended)
 
