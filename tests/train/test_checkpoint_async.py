@@ -249,7 +249,7 @@ def test_averages_and_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([newest.model[n].flatten() for n, _ in trainer.model.named_parameters()]), weights)
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("where", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_process_that_is_killed_as_it_writes_keeps_the_one_before(tmp_path: Path, where: str) -> None:
     """Before its files are written, or after, with the ledger's entry still to come."""
     code = f"""

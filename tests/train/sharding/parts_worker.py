@@ -119,6 +119,7 @@ def disturb(how: str) -> None:
         if rank == world - 1 and how == "slow":
             time.sleep(0.3)
         if rank == world - 1 and how == "killed" and next(numbers) == 2:
+            draft.mkdir(exist_ok=True)
             (draft / "part-00001-of-00002.safetensors").write_bytes(b"half of it")
             os.kill(os.getpid(), signal.SIGKILL)
         write(draft, rank, world, *given)

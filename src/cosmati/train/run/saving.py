@@ -97,7 +97,7 @@ class Flight(Thread):
 
     def __init__(self, clock: Clock, draft: Draft, *, is_first: bool) -> None:
         super().__init__(name="checkpoint", daemon=True)  # a process that dies doesn't wait for it
-        self.clock, self.draft = clock, draft
+        self.clock, self.draft, self.written = clock, draft, Event()
         self.roots: Roots | None = None
         self.error: BaseException | None = None
         self._is_first = is_first
@@ -107,10 +107,13 @@ class Flight(Thread):
         """Write it."""
         try:
             self.draft.write()
+            self.written.set()
             if self._is_first:
                 self.roots = self.draft.finish()
         except BaseException as error:  # noqa: BLE001  (the loop's thread raises it)
             self.error = error
+        finally:
+            self.written.set()
 
 
 class Saver:
@@ -182,6 +185,10 @@ class Saver:
         """
         if not (self._is_async or copied):
             return
+        if self._flight is not None:
+            self._flight.written.wait()
+        # A rank that has died is found here, by all, and not by the first one that waits for its part.
+        self._ranks.barrier()
         error: CheckpointError | None = None
         try:
             self.land(wait=True)
