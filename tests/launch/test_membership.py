@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from cosmati.core.clock import Clock
 from cosmati.errors import MissingExtraError, RunError
-from cosmati.launch.membership import Group, train_among
+from cosmati.launch.membership import RankGroup, train_among
 from cosmati.launch.torchft import Lighthouse, train_with_torchft
 from cosmati.train.run.result import RunResult
 from tests.launch.slurm_cluster import result_of, step_of, until
@@ -38,13 +38,13 @@ class Agreed:
         self.number = 0
         self._stores: list[dist.TCPStore] = []
 
-    def agree(self) -> Group:
+    def agree(self) -> RankGroup:
         self.number += 1
         if not self._ranks:
             raise RunError("the lighthouse has gone")
         self._stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
         rank = self._ranks.pop(0)
-        return Group(number=self.number, rank=rank, size=rank + 1, host="127.0.0.1", port=self._stores[-1].port)
+        return RankGroup(number=self.number, rank=rank, size=rank + 1, host="127.0.0.1", port=self._stores[-1].port)
 
 
 def test_who_is_not_needed_waits_for_the_next_agreement(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ import torch
 import torch.distributed as dist
 
 from cosmati import Classification, InMemory, RunConfig, Trainer
-from cosmati.launch.membership import Group, train_among
+from cosmati.launch.membership import RankGroup, train_among
 from cosmati.launch.torchft import train_with_torchft
 from cosmati.models.mlp import MLP
 from cosmati.optim import AdamW
@@ -223,7 +223,7 @@ class Planned:
                 port = folder / f"{names[0]}.port"
                 if port.exists():
                     self.number = number
-                    return Group(number=number, rank=names.index(name), size=len(names), host="127.0.0.1",
+                    return RankGroup(number=number, rank=names.index(name), size=len(names), host="127.0.0.1",
                                  port=int(port.read_text()))
             time.sleep(0.05)
 

@@ -276,11 +276,11 @@ def leave(slurm: PlayedSlurm, file: Path, folder: Path, num_tasks: int) -> None:
 
 def test_a_changed_recipe_cancels_what_trains_the_old_one(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "array"
-    leave(slurm, file, folder, 1)
+    leave(slurm, file, folder, 4)
     ((old, (array, _)),) = slurm.arrays.items()
     file.with_name("version.txt").write_text(" of today")
     # A task of the old array that begins now refuses, and says nothing to the new study.
-    study_task.main(["run", str(array), "1"])
+    study_task.main(["run", str(array), "4"])
     told = [path.read_text() for path in (folder / "slurm" / "results").iterdir()]
     assert sum("has another recipe of 'fast'" in one for one in told) == 1
     starts(file)
@@ -296,6 +296,7 @@ def test_what_another_metric_was_measured_for_is_not_taken(slurm: PlayedSlurm, f
     file.write_text(STUDY.replace('seeds=(0, 1), quality="loss"', 'seeds=(0, 1), quality="gained"'))
     with pytest.raises(RunError, match="the study asks for 'gained'"):
         run_on(file, tmp_path / "array")
+    assert len([words for words in slurm.asked if words[0] == "sbatch"]) == 2
 
 
 def test_failures_that_nobody_saw_and_runs_on_other_hardware_are_run_again(

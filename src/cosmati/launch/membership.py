@@ -34,7 +34,7 @@ _MEET_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RankGroup:
     """Those who have agreed.
 
     Attributes:
@@ -61,7 +61,7 @@ class Membership(Protocol):
 
     name: str
 
-    def agree(self) -> Group:
+    def agree(self) -> RankGroup:
         """Wait until those who are there have agreed.
 
         Raises:
@@ -124,7 +124,7 @@ def train_among(
 
 
 @contextmanager
-def _joined(group: Group, size: int) -> Iterator[None]:
+def _joined(group: RankGroup, size: int) -> Iterator[None]:
     limit = timedelta(seconds=_MEET_SECONDS)
     store = PrefixStore(str(group.number), TCPStore(group.host, group.port, timeout=limit))
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=size)

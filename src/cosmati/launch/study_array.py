@@ -34,7 +34,7 @@ from cosmati.launch.study_task import (
     TaskResult,
 )
 from cosmati.storage.atomic import replace_file
-from cosmati.study.definition import Cell, Study
+from cosmati.study.definition import Study, StudyCell
 from cosmati.study.jobs import FailedCall, Jobs
 from cosmati.study.lines import made_folder, readable, writable
 
@@ -211,7 +211,7 @@ class SlurmArrays(Jobs):
         Raises:
             RunError: nothing can go on, a task says, or Slurm takes no array.
         """
-        cells = {self._cell(cast("Cell", key)): key for key in calls}
+        cells = {self._cell(cast("StudyCell", key)): key for key in calls}
         places = self._find(set(cells))
         self._forget_failures(set(cells) - set(places))
         left = [one for one in cells if one not in places]
@@ -234,7 +234,7 @@ class SlurmArrays(Jobs):
                 self._path(cell).unlink(missing_ok=True)
             time.sleep(_POLL_SECONDS if waits else 0)
 
-    def _cell(self, cell: Cell) -> ArrayCell:
+    def _cell(self, cell: StudyCell) -> ArrayCell:
         arm, budget, seed = cell
         facts = json.dumps([self._recipes[arm], self._quality, arm, budget, seed])
         name = f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"

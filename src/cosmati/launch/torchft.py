@@ -16,7 +16,7 @@ from typing import Self
 from torch._C._distributed_c10d import TCPStore
 
 from cosmati.errors import MissingExtraError, RunError
-from cosmati.launch.membership import Group, train_among
+from cosmati.launch.membership import RankGroup, train_among
 from cosmati.train.run.result import RunResult
 
 _BEAT_SECONDS = 1.0
@@ -89,7 +89,7 @@ class Lighthouse:
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         self._is_over = threading.Event()
 
-    def agree(self) -> Group:
+    def agree(self) -> RankGroup:
         """Wait for a quorum that this process is in.
 
         Raises:
@@ -103,7 +103,7 @@ class Lighthouse:
             raise _dark(self.name, error) from error
         ranked = sorted(quorum.participants, key=lambda one: one.replica_id)
         host, _, port = ranked[0].store_address.rpartition(":")
-        return Group(
+        return RankGroup(
             number=int(quorum.quorum_id),
             rank=[one.replica_id for one in ranked].index(self._id),
             size=len(ranked),

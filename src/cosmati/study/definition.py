@@ -11,7 +11,7 @@ from cosmati.errors import PlanError
 from cosmati.records.study import ArmRecord, ChecklistItem, Prediction, Registration, SearchRecord, StudyRecord
 from cosmati.study.measured import Run
 
-Cell = tuple[str, float, int]
+StudyCell = tuple[str, float, int]
 """Arm, budget and seed of a run."""
 
 
@@ -150,7 +150,7 @@ class Study:
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in seeds))
         object.__setattr__(self, "budgets", tuple(budgets))
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[StudyCell]:
         """Give arm, budget and seed of each run; arms take turns, each time from another one on, so drift hits all."""
         names = list(self.arms)
         for turn, seed in enumerate(self.seeds):

@@ -24,7 +24,7 @@ from cosmati.records.study_upgrades import upgraded_run
 from cosmati.storage.atomic import replace_file, replace_files
 from cosmati.study.cluster import Cluster
 from cosmati.study.costs import profile_costs
-from cosmati.study.definition import Arm, Cell, RegistrationPlan, Study
+from cosmati.study.definition import Arm, RegistrationPlan, Study, StudyCell
 from cosmati.study.jobs import FailedCall, Jobs, hardware_of_starts, jobs_of, named_call
 from cosmati.study.lines import LINE_VERSION, LineFile, made_folder, only_one, writable
 from cosmati.study.measured import MeasuredRun, Run, measure
@@ -176,19 +176,19 @@ class _Failures:
             for one in self._lines.read()
             if digests.get(one.arm) == one.recipe
         }
-        self._now: dict[Cell, str] = {}
+        self._now: dict[StudyCell, str] = {}
 
-    def add(self, cell: Cell, failed: FailedCall) -> None:
+    def add(self, cell: StudyCell, failed: FailedCall) -> None:
         """Write down that a run failed."""
         self._now[cell] = failed.text
         arm, budget, seed = cell
         self._lines.append(_FailedLine(LINE_VERSION, self._digests[arm], arm, budget, seed, failed.text, failed.trace))
 
-    def run(self, cell: Cell) -> StudyRun:
+    def run(self, cell: StudyCell) -> StudyRun:
         """Return a run that failed again as the record keeps it."""
         return _failed_run(cell, self._now[cell])
 
-    def before(self, cells: Collection[Cell]) -> tuple[StudyRun, ...]:
+    def before(self, cells: Collection[StudyCell]) -> tuple[StudyRun, ...]:
         """Return those of `cells` that failed when the study was begun before."""
         return tuple(_failed_run(cell, error) for cell, error in self._before.items() if cell in cells)
 
@@ -204,7 +204,7 @@ class _Failures:
             num_cells = len(list(study.cells()))
             self._refuse(new, f"{len(new)} of {num_cells} runs of {study.name!r} failed, and the others are finished")
 
-    def _refuse(self, cells: Sequence[Cell], what: str) -> None:
+    def _refuse(self, cells: Sequence[StudyCell], what: str) -> None:
         first = "; ".join(f"{_words(cell)}: {self._now[cell]}" for cell in cells[:_MOST_NAMED])
         rest = f"; and {len(cells) - _MOST_NAMED} more" if len(cells) > _MOST_NAMED else ""
         msg = (
@@ -214,18 +214,18 @@ class _Failures:
         raise RunError(msg)
 
 
-def _failed_run(cell: Cell, error: str) -> StudyRun:
+def _failed_run(cell: StudyCell, error: str) -> StudyRun:
     arm, budget, seed = cell
     nothing = EvaluationPoint(0, 0.0, math.nan)
     return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", (), nothing, {}, error=error)
 
 
-def _words(cell: Cell) -> str:
+def _words(cell: StudyCell) -> str:
     arm, budget, seed = cell
     return f"{arm}, budget {budget:g}, seed {seed}"
 
 
-def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[Cell, _RunLine]:
+def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[StudyCell, _RunLine]:
     found = [line for line in lines if digests.get(line.run.arm) == line.recipe and line.quality in ("", study.quality)]
     others = {line.jobs for line in found} - {jobs}
     if others and not study.cost_turns:
@@ -240,7 +240,7 @@ def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs
     return {cell: line for cell, line in runs.items() if cell in cells}
 
 
-def _to_profile(study: Study, done: Iterable[Cell]) -> Study:
+def _to_profile(study: Study, done: Iterable[StudyCell]) -> Study:
     """Return the study without arms of which no run went well: what fails each time can't be profiled either."""
     went_well = {arm for arm, _, _ in done}
     arms = {name: arm for name, arm in study.arms.items() if name in went_well}
@@ -250,7 +250,7 @@ def _to_profile(study: Study, done: Iterable[Cell]) -> Study:
 def _run_cells(
     study: Study,
     lines: LineFile[_RunLine],
-    state: tuple[dict[str, str], dict[Cell, _RunLine], _Failures],
+    state: tuple[dict[str, str], dict[StudyCell, _RunLine], _Failures],
     carried: tuple[int, Jobs],
     hardware: str | None,
     console: Console | None,
@@ -285,7 +285,7 @@ def _run_cells(
         progress.update(1.0, f"{len(cells)} runs")
 
 
-def _as_run(cell: Cell, measured: MeasuredRun) -> StudyRun:
+def _as_run(cell: StudyCell, measured: MeasuredRun) -> StudyRun:
     arm, budget, seed = cell
     reached = measured.points, measured.final, measured.seconds_by_part, measured.num_threads
     return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", *reached)
@@ -350,7 +350,7 @@ def finished_runs(folder: str | Path) -> tuple[StudyRun, ...]:
         return tuple(line.run for line in LineFile(path, _RunLine, upgrade=_upgraded).read())
 
 
-def call_of_cell(study: Study, cell: Cell) -> Callable[[], MeasuredRun]:
+def call_of_cell(study: Study, cell: StudyCell) -> Callable[[], MeasuredRun]:
     """Return what trains the run of an arm, a budget and a seed."""
     arm, budget, seed = cell
     run = partial(measure, arm, partial(study.arms[arm].start, budget, seed), study.quality)
