@@ -165,3 +165,12 @@ def test_a_program_that_is_deaf_is_asked_once_and_killed_after_five_minutes(jobs
     assert (engine.asked, engine.cancelled) == (["0"], ["0"])
     assert jobs.get(job.id).reason == "it was killed 300 s after it was asked to stop"
     assert 300.0 < clock.now < 500.0
+
+
+def test_a_job_that_is_resumed_has_all_its_tries_again(jobs: JobQueue) -> None:
+    job = seen_through(jobs, Scripted(GONE), retries=1)
+    jobs.resume(job.id, LaunchState.FAILED)
+    assert jobs.get(job.id).failures == 0
+    with Supervisor(jobs, job.id, Scripted(GONE), slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.FAILED
+    assert outcomes(jobs, job) == ["failed"] * 4
