@@ -80,8 +80,11 @@ def test_why_a_job_was_stopped_stays(jobs: JobQueue, tmp_path: Path) -> None:
     assert jobs.get(job.id).reason == "its 20 s are over"
 
 
-def test_what_stalls_again_and_again_is_given_more_time(jobs: JobQueue, tmp_path: Path) -> None:
+def test_what_stalls_again_and_again_is_given_more_time(
+    jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An evaluation that takes 60 s, where the watchdog has patience for 10: it isn't ended for ever."""
+    monkeypatch.setattr("cosmati.launch.supervisor._STACKS_SECONDS", 0.0)
     silent: list[float] = []
     clock = JumpingClock(1.0)
     runs = training(tmp_path, 3, RUNS)
