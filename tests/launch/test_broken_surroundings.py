@@ -79,8 +79,11 @@ def test_why_a_job_was_stopped_stays(jobs: JobQueue, tmp_path: Path) -> None:
     assert jobs.get(job.id).reason == "its 20 s are over"
 
 
-def test_what_stalls_again_and_again_is_given_more_time(jobs: JobQueue, tmp_path: Path) -> None:
+def test_what_stalls_again_and_again_is_given_more_time(
+    jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An evaluation that takes 60 s, where the watchdog has patience for 10: it isn't ended for ever."""
+    monkeypatch.setattr("cosmati.launch.supervisor._STACKS_SECONDS", 0.0)
     silent: list[float] = []
     clock = JumpingClock(1.0)
     runs = training(tmp_path, 3, RUNS)
@@ -164,3 +167,12 @@ def test_a_program_that_is_deaf_is_asked_once_and_killed_after_five_minutes(jobs
     assert (engine.asked, engine.cancelled) == (["0"], ["0"])
     assert jobs.get(job.id).reason == "it was killed 300 s after it was asked to stop"
     assert 300.0 < clock.now < 500.0
+
+
+def test_a_job_that_is_resumed_has_all_its_tries_again(jobs: JobQueue) -> None:
+    job = seen_through(jobs, Scripted(GONE), retries=1)
+    jobs.resume(job.id, LaunchState.FAILED)
+    assert jobs.get(job.id).failures == 0
+    with Supervisor(jobs, job.id, Scripted(GONE), slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.FAILED
+    assert outcomes(jobs, job) == ["failed"] * 4

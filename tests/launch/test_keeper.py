@@ -56,6 +56,11 @@ def test_what_never_goes_on_is_left_after_half_an_hour(monkeypatch: pytest.Monke
     assert max(pauses) == 60.0
 
 
+def test_what_is_killed_again_and_again_is_begun_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, num_begun = kept(monkeypatch, *([-9] * 100), 0)
+    assert (status, num_begun) == (0, 101)
+
+
 def test_a_log_on_a_full_disk_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -253,3 +253,15 @@ def test_a_recipe_without_data_can_t_be_measured() -> None:
     trainer = Trainer(recipe.build_model(), recipe.loss, optimizers=recipe.optimizers)
     with pytest.raises(DataError, match="has no data"):
         measure(trainer)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_rows_are_those_of_a_ranks_microbatches_and_no_more_of_what_they_are_cut_from(ranks: int) -> None:
+    """A loader that gives slices of all its rows: each of them has the whole of their memory behind it."""
+    x = torch.zeros(256, 32)
+    cut = dataclasses.replace(
+        recipes.dense(), data=lambda: [(x[at : at + 128], x[at : at + 128, :1]) for at in (0, 128)]
+    )
+    each = 128 // recipes.V * (32 + 1) * 4
+    for parts in (measured("dense"), measure(cut.trainer())):
+        assert memory_of(parts, ranks, "replicated").commit["rows"] == recipes.V // ranks * each

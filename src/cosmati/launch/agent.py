@@ -23,8 +23,8 @@ from cosmati.launch.worker import run_program
 MEETING = {"is_host": "false", "join_timeout": 300, "last_call_timeout": 3}
 """The supervisor hosts the store. Tried: an agent that hosts it takes the others down with it."""
 KEEP_ALIVE = {"keep_alive_interval": 2, "keep_alive_max_attempt": 150}
-"""Agents are the supervisor's children, who sees one end. Seen where two were given up after 4 s without a sign of
-life, on 2 cores with a load of 12: they never met, in 3 of 5 attempts."""
+"""Long: the supervisor sees an agent end, whose child it is. On 2 cores with a load of 12 and more, two agents took
+longer than a minute to meet, in 3 of 5 attempts: for each event that it notes, PyTorch looks through all modules."""
 ENVIRONMENT = {
     # A store that agents and ranks share would go with the agent of rank 0.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

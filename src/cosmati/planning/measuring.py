@@ -151,7 +151,8 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
         # Averages that begin later in the run aren't there yet.
         averages=max(kept, wide if averages else 0),
         again=bytes_of(learning) + 2 * wide if _goes_twice(a.plan.methods) else 0,
-        rows=bytes_of(tensors_in(batch.data)),
+        # Not the memory that slices of a larger tensor are cut from; nor what isn't there of expanded ones.
+        rows=sum(min(one.nbytes, bytes_of([one])) for one in tensors_in(batch.data)),
         activations=live.peak,
         commit=commit,
         num_rows=rows,
