@@ -17,7 +17,7 @@ from cosmati.study.checks import checks_of
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "studies.md").read_text()
 SOURCES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL)
+COMMANDS = [one for one in re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL) if "--on " not in one]  # a cluster's
 
 
 def outputs_of(commands: str) -> list[str]:

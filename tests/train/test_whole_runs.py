@@ -21,8 +21,8 @@ from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.observers import Observer, StepOutcome
-from cosmati.train.run import session
-from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints
+from cosmati.train.run import saving
+from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.trainer import Trainer
 
 DATA = [(torch.full((4, 3), float(step)), torch.ones(4, 1)) for step in range(4)]
@@ -174,18 +174,18 @@ def test_a_last_checkpoint_that_cannot_be_written_still_ends_the_users_loop(
     events, before = Events(), signal.getsignal(signal.SIGINT)
     trainer = _trainer(None, events, run_folder=tmp_path)
 
-    usual = session.write_checkpoint
+    usual = saving.WholeDraft.write
 
-    def full(folder: Path, checkpoint: Checkpoint, epoch: int | None = None) -> Path:
-        if checkpoint.step:
+    def full(draft: saving.WholeDraft) -> None:
+        if trainer.clock.step:
             raise CheckpointError("no space")
-        return usual(folder, checkpoint, epoch)
+        usual(draft)
 
     def loop() -> None:
         with trainer:
             trainer.step(DATA[0])
 
-    monkeypatch.setattr("cosmati.train.run.session.write_checkpoint", full)
+    monkeypatch.setattr(saving.WholeDraft, "write", full)
     with pytest.raises(CheckpointError, match="no space"):
         loop()
     assert (_outcome(tmp_path), events.told[-1]) == ("failed", ("failed", 1))

@@ -218,9 +218,7 @@ class ContributionSum:
 class _Sum(ContributionSum):
     last_step: int = -1
 
-    def add(
-        self, item: ScannedEntry, num_rows: int, weight: float, norm: float | None, *, is_sealed: bool = False
-    ) -> None:
+    def add(self, item: ScannedEntry, num_rows: int, weight: float, norm: float | None, *, is_sealed: bool) -> None:
         self.num_sealed += is_sealed
         self.num_steps += self.last_step != item.index
         self.last_step = item.index
