@@ -83,3 +83,7 @@ def test_the_loss_says_how_many_classes_there_are() -> None:
     assert position(Classification(7)).num_classes(torch.zeros(2), "MixUp") == 7
     with pytest.raises(PlanError, match=r"MixUp needs the number of classes of targets \(2,\)"):
         position(Regression()).num_classes(torch.zeros(2), "MixUp")
+
+
+def test_a_method_that_says_nothing_of_what_it_does_to_regions_leaves_no_words_in_the_plan() -> None:
+    assert Idle().contract == ""

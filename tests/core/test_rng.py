@@ -18,6 +18,7 @@ from cosmati.core.rng import (
     position_generator,
     position_key,
     row_uniform,
+    seed_by_chance,
     stream_key,
 )
 
@@ -162,3 +163,15 @@ def test_another_generator_of_numpys_is_left_to_who_put_it_there() -> None:
         assert np.random.rand() == expected[0]
     finally:
         np.random.set_bit_generator(own)
+
+
+def test_seeding_by_chance_is_another_each_time() -> None:
+    """A fork has its parent's generators, and so has the next one."""
+    drawn = []
+    for _ in range(2):
+        random.seed(1)
+        np.random.seed(1)
+        seed_by_chance()
+        drawn.append((random.random(), float(np.random.random())))
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]

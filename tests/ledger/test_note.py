@@ -159,3 +159,15 @@ def test_sign_note_uses_the_given_function() -> None:
     private = Ed25519PrivateKey.from_private_bytes(os.urandom(32))
     key = VerifierKey(NAME, private.public_key().public_bytes_raw())
     assert verify_note(sign_note("text\n", key, private.sign).encode(), key) == "text\n"
+
+
+@pytest.mark.parametrize("control", ["\x00", "\x07", "\t", "\r", "\x1f"])
+def test_a_note_with_a_control_character_is_refused_for_it(control: str) -> None:
+    """Before anything is made of it: what a terminal hides may stand in a signed text as in any other."""
+    key = SigningKey.generate(NAME)
+    text = checkpoint_text(NAME, HEAD) + f"more{control}\n"
+    note = f"{text}\n" + key.sign_note(checkpoint_text(NAME, HEAD)).rpartition("\n\n")[2]
+    with pytest.raises(TamperError, match="control character"):
+        parse_checkpoint(note.encode(), key.verifier)
+    with pytest.raises(TamperError, match="signature"):
+        parse_checkpoint(note.replace(control, "").encode(), key.verifier)

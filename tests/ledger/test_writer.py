@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -333,3 +334,34 @@ def test_open_does_not_sign_entries_that_somebody_else_put_into_the_log(tmp_path
     (ledger / "wal").write_bytes(forged)
     with pytest.raises(TamperError, match="operator's key"):
         LedgerWriter.open(ledger, key=KEY)
+
+
+def test_who_appends_waits_while_the_disk_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the disk is bounded, and waiting for it lets the writer's own thread go on."""
+    monkeypatch.setattr("cosmati.ledger.writer._MAX_WAITING", 1)
+    free, appended, really = threading.Event(), [], os.fstat
+
+    def slow(descriptor: int) -> None:
+        free.wait(60)
+        really(descriptor)
+
+    with write_run(tmp_path / "l", KEY, 1) as writer:
+        writer.flush()
+        for name in ("fdatasync", "fsync"):
+            monkeypatch.setattr(os, name, slow, raising=False)
+
+        def append() -> None:
+            for step in range(1, 6):
+                writer.append(*step_entry(step))
+                appended.append(step)
+
+        thread = threading.Thread(target=append, daemon=True)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert len(appended) < 4
+        free.set()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert appended == [1, 2, 3, 4, 5]
+    assert verify_ledger(tmp_path / "l").size == 7

@@ -299,3 +299,12 @@ def test_peers_add_in_the_tree_whatever_the_shape(threads: Threads, shape: tuple
     for total, everyone in threads.run(work):
         assert torch.equal(total, expected.T)
         assert all(torch.equal(one, other.T) for one, other in zip(everyone, own, strict=True))
+
+
+def test_batches_are_compared_first_of_all_and_then_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, ranks = [], Ranks.alone()
+    ranks.is_parallel, ranks.has_met, ranks._has_compared = True, False, False
+    monkeypatch.setattr(ranks, "unlike", lambda _: compared.append(step) or [])
+    for step in (5, 6, 7, 8, 9, 15, 16, 17):
+        ranks.refuse_unlike(step, torch.ones(1))
+    assert compared == [5, 8, 16]
