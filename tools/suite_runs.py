@@ -105,7 +105,7 @@ def run_suite(command: Sequence[str], seed: int, beside: int) -> SuiteRun:
     start = time.monotonic()
     with busy(beside):
         done = subprocess.run(  # noqa: S603
-            [*command, f"--randomly-seed={seed}"], capture_output=True, text=True, check=False
+            [*command, "-rfE", f"--randomly-seed={seed}"], capture_output=True, text=True, check=False
         )
     # The last line is pytest's summary; earlier ones may be what a test has printed.
     count = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall((done.stdout.splitlines() or [""])[-1])}
