@@ -122,9 +122,9 @@ def compare(name: str, v: int, rounds: int) -> list[Row]:
             "Trainer, ledger": ours(task, v, runs, ledger=True),
             "Trainer, ledger, norms in every step": ours(task, v, runs, ledger=True, every=1),
         }
-        # Whole cadences of norms.
-        steps = EVERY * max(1, (4 if name == SIZES[0] else 1) // max(1, v // 8))
-        return in_turns({arm: timed(step, steps) for arm, step in arms.items()}, rounds)
+        # Whole cadences of norms, a step of each arm after one of the others.
+        turns = EVERY * max(1, (4 if name == SIZES[0] else 1) // max(1, v // 8))
+        return in_turns({arm: timed(step, 1) for arm, step in arms.items()}, rounds, turns)
 
 
 def peak_bytes(step: Step) -> int:

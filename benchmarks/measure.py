@@ -31,21 +31,26 @@ class Row:
     num_rounds: int
 
 
-def in_turns(arms: Mapping[str, Callable[[], float]], rounds: int) -> list[Row]:
-    """Run every arm once a round, the first arm being the baseline.
+def in_turns(arms: Mapping[str, Callable[[], float]], rounds: int, turns: int = 1) -> list[Row]:
+    """Run every arm in each round, the first arm being the baseline.
 
     Args:
         arms: functions that return seconds a step.
         rounds: counted rounds, after one that isn't.
+        turns: how often a round runs every arm; it counts their mean. On a machine whose speed changes from second to
+            second, many short turns compare alike where few long ones don't.
     """
     seen: dict[str, list[float]] = {name: [] for name in arms}
     names = list(arms)
     for number in range(rounds + 1):
-        # The order rotates, so that no arm always follows the same other one.
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            seconds = arms[name]()
-            if number:
-                seen[name].append(seconds * 1e6)
+        total = dict.fromkeys(names, 0.0)
+        for turn in range(number * turns, (number + 1) * turns):
+            # The order rotates, so that no arm always follows the same other one.
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                total[name] += arms[name]()
+        if number:
+            for name in names:
+                seen[name].append(total[name] / turns * 1e6)
     base = seen[names[0]]
     return [_row(name, values, base) for name, values in seen.items()]
 

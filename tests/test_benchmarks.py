@@ -1,6 +1,7 @@
 """The benchmarks run, and write what they saw."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,19 @@ def test_arms_are_compared_round_by_round(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "demo.json").read_text())
     assert facts["rows"][1]["num_rounds"] == 3
     assert facts["torch"] == torch.__version__
+
+
+def test_a_round_of_several_turns_is_their_mean_and_no_arm_is_always_first() -> None:
+    order: list[str] = []
+
+    def arm(name: str, *seconds: float) -> Callable[[], float]:
+        left = iter([9.0, 9.0, *seconds])
+        return lambda: order.append(name) or next(left)  # type: ignore[func-returns-value]
+
+    rows = in_turns({"base": arm("base", 1.0, 3.0, 2.0, 2.0), "other": arm("other", 2.0, 4.0, 1.0, 1.0)}, 2, turns=2)
+    assert [row.median_us for row in rows] == [2e6, 2e6]
+    assert (rows[1].ratio_lower_quartile, rows[1].ratio_upper_quartile) == (0.25, 1.75)
+    assert order == ["base", "other", "other", "base"] * 3
 
 
 @pytest.mark.slow

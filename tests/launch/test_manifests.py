@@ -200,6 +200,12 @@ def test_nodes_that_may_go_on_share_the_ranks_evenly(fewest: int, more: int, per
     assert counts == [n for n in range(most, fewest - 1, -1) if ranks % (n * per_node) == 0 and most % n == 0]
 
 
+def test_nodes_that_may_go_on_hold_whole_replicas() -> None:
+    assert node_counts(12, "1-12") == ([12, 6, 4, 3, 2, 1], 1)
+    assert node_counts(12, "1-12", 2) == ([12, 6, 4, 2, 1], 1), "one rank alone computes everything"
+    assert node_counts(12, "1-6", 4) == ([6, 2], 2)
+
+
 @pytest.mark.parametrize("text", ["", "two", "2-", "-2", "0", "2-1", "1-2-3"])
 def test_what_is_no_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(RunError):

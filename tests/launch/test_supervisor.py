@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, RankProgram
@@ -64,7 +68,7 @@ class Scripted:
 
 
 def training(
-    folder: Path, step: int, then: AttemptStanding, *, v: int = 4, outcome: str = ""
+    folder: Path, step: int, then: AttemptStanding, *, v: int = 4, t: int = 1, outcome: str = ""
 ) -> Callable[..., AttemptStanding]:
     """Return what an attempt does that comes to a step of a run and ends."""
 
@@ -73,7 +77,9 @@ def training(
         run.mkdir(exist_ok=True)
         request.folder.mkdir(parents=True, exist_ok=True)
         if not (request.folder / "run").exists():
-            told = LaunchedRun(folder=str(run), attempt=request.number, num_microbatches=v, num_steps=100)
+            told = LaunchedRun(
+                folder=str(run), attempt=request.number, num_microbatches=v, num_steps=100, tensor_parallel=t
+            )
             with (run / "attempts.jsonl").open("a") as file:
                 begun = {"attempt": request.number, "first_step": step - 1, "started": 1e9, "first_seconds": 0.0}
                 file.write(json.dumps(begun) + "\n")
@@ -258,6 +264,35 @@ def test_the_last_place_is_never_done_without(jobs: JobQueue) -> None:
 )
 def test_ranks_are_the_most_that_divide_v(available: int, v: int, expected: tuple[int, int]) -> None:
     assert ranks_for(available, v) == expected
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 40), st.integers(0, 4), st.integers(1, 6))
+def test_ranks_are_the_most_that_the_trainer_takes(available: int, depth: int, degree: int) -> None:
+    v = 2**depth
+    # As `Ranks` has it: one process computes everything, others are D replicas of T ranks, and D divides V.
+    taken = [w for w in range(1, available + 1) if w == 1 or (w % degree == 0 and v % (w // degree) == 0)]
+    assert ranks_for(available, v, degree) == (taken[-1], available - taken[-1])
+
+
+def test_a_run_in_virtual_shards_goes_on_with_whole_replicas(jobs: JobQueue, tmp_path: Path) -> None:
+    bad = AttemptStanding(phase=ENDED, status=-6, reason="the rank at n/2 was ended by SIGABRT", place="n/2")
+    engine = Scripted(training(tmp_path, 8, GONE, v=8, t=3), *[bad] * 9, DONE)
+    job = seen_through(jobs, engine, ranks=6, retries=10)
+    # By V alone five ranks would be four, which three don't divide.
+    assert [(one.ranks, one.tensor_parallel) for one in engine.requests[:2]] == [(6, 1), (6, 3)]
+    assert {(one.ranks, one.tensor_parallel) for one in engine.requests[4:]} == {(3, 3)}
+    assert jobs.get(job.id).tensor_parallel == 3
+
+
+def test_a_queue_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    with JobQueue(tmp_path / "queue") as jobs:
+        job = jobs.add(request(ranks=2))
+    with closing(sqlite3.connect(tmp_path / "queue" / "queue.db")) as database:
+        database.execute("ALTER TABLE jobs DROP COLUMN tensor_parallel")
+    with JobQueue(tmp_path / "queue") as jobs:
+        assert jobs.get(job.id) == job
+        assert job.tensor_parallel == 1
 
 
 def test_waits_grow_from_failure_to_failure(jobs: JobQueue) -> None:

@@ -30,7 +30,7 @@ def check_settings(engine: str, given: Mapping[str, str], known: Collection[str]
     return given
 
 
-def node_counts(ranks: int, nodes: str) -> tuple[list[int], int]:
+def node_counts(ranks: int, nodes: str, degree: int = 1) -> tuple[list[int], int]:
     """Return with how many nodes a run may go on, most first, and the ranks of each.
 
     Ranks divide V. So does every number that divides theirs: with half of the nodes a run goes on, with two thirds of
@@ -39,6 +39,7 @@ def node_counts(ranks: int, nodes: str) -> tuple[list[int], int]:
     Args:
         ranks: with all nodes.
         nodes: `N`, or `FEWEST-MOST`.
+        degree: T, a multiple of which go on together, or one alone.
 
     Raises:
         RunError: the ranks can't be shared out evenly.
@@ -55,7 +56,9 @@ def node_counts(ranks: int, nodes: str) -> tuple[list[int], int]:
             "Give a number of nodes that divides the ranks."
         )
         raise RunError(msg)
-    return [count for count in range(high, low - 1, -1) if high % count == 0], ranks // high
+    each = ranks // high
+    counts = [count for count in range(high, low - 1, -1) if high % count == 0]
+    return [count for count in counts if count * each in (1, ranks) or count * each % degree == 0], each
 
 
 def agent_command(

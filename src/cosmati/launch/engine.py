@@ -53,6 +53,7 @@ class AttemptRequest:
         bad: names of places (`NODE` or `NODE/LOCAL RANK`) that the attempt is to do without.
         max_seconds: that it may run; None without an end. The supervisor sees to it; a scheduler may want to know.
         settings: the engine's own, by name: partition, image, account.
+        tensor_parallel: T, as far as it's known: fewer ranks than asked for are a multiple of it, or one.
     """
 
     job: str
@@ -63,6 +64,7 @@ class AttemptRequest:
     bad: tuple[str, ...] = ()
     max_seconds: float | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    tensor_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

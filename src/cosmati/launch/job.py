@@ -61,7 +61,8 @@ class LaunchedJob:
         best_step: the furthest that it has ever been.
         num_steps: of the whole run, None where that isn't known.
         step_seconds: median time of a step, None before it's known.
-        num_microbatches: V, which the number of ranks divides; None before it's known.
+        num_microbatches: V, which the number of replicas of T ranks divides; None before it's known.
+        tensor_parallel: T, as far as it's known.
         failures: in a row, none of which got further.
         run_folder: where it trains; empty before it's known.
     """
@@ -78,6 +79,7 @@ class LaunchedJob:
     num_steps: int | None
     step_seconds: float | None
     num_microbatches: int | None
+    tensor_parallel: int
     failures: int
     run_folder: str
 

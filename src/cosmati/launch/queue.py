@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS jobs (
   priority INTEGER NOT NULL, ranks INTEGER NOT NULL, wish TEXT NOT NULL DEFAULT '', holder TEXT NOT NULL DEFAULT '',
   reason TEXT NOT NULL DEFAULT '', created REAL NOT NULL, step INTEGER, best_step INTEGER NOT NULL DEFAULT -1,
   num_steps INTEGER, step_seconds REAL, num_microbatches INTEGER, failures INTEGER NOT NULL DEFAULT 0,
-  run_folder TEXT NOT NULL DEFAULT '');
+  run_folder TEXT NOT NULL DEFAULT '', tensor_parallel INTEGER NOT NULL DEFAULT 1);
 CREATE TABLE IF NOT EXISTS attempts (
   job TEXT NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, number INTEGER NOT NULL, started REAL NOT NULL,
   seconds REAL NOT NULL DEFAULT 0, ranks INTEGER NOT NULL, idle INTEGER NOT NULL DEFAULT 0,
@@ -39,6 +39,8 @@ CREATE TABLE IF NOT EXISTS bad_places (
   job TEXT NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, place TEXT NOT NULL, reason TEXT NOT NULL,
   PRIMARY KEY (job, place));
 """
+_LATER_COLUMNS = {"tensor_parallel": "INTEGER NOT NULL DEFAULT 1"}
+"""Columns of `jobs` that a queue of an earlier version lacks."""
 _JOB = "SELECT *, (SELECT COALESCE(SUM(seconds), 0) FROM attempts WHERE job = jobs.id) AS seconds FROM jobs "
 
 
@@ -69,6 +71,14 @@ class JobQueue:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute("PRAGMA foreign_keys=ON")
             self._database.executescript(_SCHEMA)
+            self._add_columns()
+
+    def _add_columns(self) -> None:
+        """Bring a queue of an earlier version up to date."""
+        for name, kind in _LATER_COLUMNS.items():
+            if name not in {row["name"] for row in self._database.execute("PRAGMA table_info(jobs)")}:
+                with suppress(sqlite3.OperationalError):  # another process has just added it
+                    self._database.execute(f"ALTER TABLE jobs ADD COLUMN {name} {kind}")
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -317,7 +327,7 @@ def _job_of(row: sqlite3.Row) -> LaunchedJob:
         environment=program["environment"],
     )
     names = ("id", "wish", "reason", "created", "seconds", "step", "best_step", "num_steps", "step_seconds")
-    more = ("num_microbatches", "failures", "run_folder")
+    more = ("num_microbatches", "tensor_parallel", "failures", "run_folder")
     request = JobRequest(program=program, **asked)
     return LaunchedJob(
         request=request, state=LaunchState(row["state"]), **{name: row[name] for name in (*names, *more)}

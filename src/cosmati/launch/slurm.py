@@ -42,7 +42,7 @@ def render(request: AttemptRequest) -> str:
         RunError: a setting that Slurm isn't given, or ranks that don't fill their nodes.
     """
     settings = check_settings("slurm", request.settings, (*OPTIONS, *_OWN))
-    counts, per_node = node_counts(request.ranks, settings.get("nodes", "1"))
+    counts, per_node = node_counts(request.ranks, settings.get("nodes", "1"), request.tensor_parallel)
     bad = sorted({place.partition("/")[0] for place in request.bad})
     directives = {
         "job-name": name_of(request),

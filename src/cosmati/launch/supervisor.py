@@ -153,7 +153,8 @@ class Supervisor:
         # A scheduler finds other places; on this machine there are none.
         num_lost = len(bad) if job.request.engine == "local" else 0
         # V isn't known before a run has begun; what was asked for divides it.
-        ranks, idle = ranks_for(job.request.ranks - num_lost, job.num_microbatches or job.request.ranks)
+        available, degree = job.request.ranks - num_lost, job.tensor_parallel
+        ranks, idle = ranks_for(available, job.num_microbatches or job.request.ranks, degree)
         folder = attempt_folder(self._queue.home, self._id, number)
         attempt = JobAttempt(number=number, started=time.time(), ranks=ranks, idle=idle)
         self._queue.begin_attempt(self._id, self._holder, attempt)
@@ -169,6 +170,7 @@ class Supervisor:
             bad=tuple(bad),
             max_seconds=None if job.request.max_seconds is None else job.request.max_seconds - job.seconds,
             settings=job.request.settings,
+            tensor_parallel=job.tensor_parallel,
         )
         try:
             handle = self._engine.submit(request)
@@ -258,7 +260,7 @@ class Supervisor:
         if (run := progress.run) is not None:
             step = progress.step if progress.step is not None else progress.first_step
             known: dict[str, object] = {"run_folder": run.folder, "num_microbatches": run.num_microbatches}
-            known["num_steps"] = run.num_steps
+            known |= {"num_steps": run.num_steps, "tensor_parallel": run.tensor_parallel}
             if step is not None:
                 known["step"] = step
             if progress.step_seconds is not None:
@@ -332,9 +334,19 @@ class Supervisor:
             time.sleep(min(self._engine.poll_seconds, max(0.0, until - self._clock())))
 
 
-def ranks_for(available: int, num_microbatches: int) -> tuple[int, int]:
-    """Return how many of the ranks that are there train, and how many are idle: the largest number that divides V."""
-    ranks = max(number for number in range(1, available + 1) if num_microbatches % number == 0)
+def ranks_for(available: int, num_microbatches: int, degree: int = 1) -> tuple[int, int]:
+    """Return how many of the ranks that are there train, and how many are idle.
+
+    Most of them that make replicas of T ranks, whose number divides V; where there's no such replica, one: a process
+    alone computes everything.
+
+    Args:
+        available: at least one.
+        num_microbatches: V.
+        degree: T.
+    """
+    fit = [count * degree for count in range(1, available // degree + 1) if num_microbatches % count == 0]
+    ranks = max(fit, default=1)
     return ranks, available - ranks
 
 

@@ -17,14 +17,16 @@ class LaunchedRun:
     Attributes:
         folder: of the run, absolute.
         attempt: number of this start in the run's `attempts.jsonl`.
-        num_microbatches: V, which the number of ranks divides.
+        num_microbatches: V, which the number of replicas of T ranks divides.
         num_steps: of the whole run, None where that isn't known ahead.
+        tensor_parallel: T, how many ranks compute a microbatch together.
     """
 
     folder: str
     attempt: int
     num_microbatches: int
     num_steps: int | None
+    tensor_parallel: int = 1
 
     def to_json(self) -> str:
         """Return it as JSON text."""

@@ -60,6 +60,7 @@ class RunFacts:
         artifacts: what was prepared before the run: by whom, and whether anybody vouches for it.
         policy_changes: that were made without a stop, or are to come.
         sensitive: classes of which nothing that is measured is told in the open.
+        tensor_parallel: T, how many ranks compute a microbatch together.
     """
 
     recipe: str
@@ -84,6 +85,7 @@ class RunFacts:
     artifacts: tuple[Artifact, ...] = ()
     policy_changes: PolicyChanges = PolicyChanges()
     sensitive: tuple[str, ...] = ()
+    tensor_parallel: int = 1
 
 
 def facts_of(
@@ -117,6 +119,7 @@ def facts_of(
         data_text=data_text,
         vouched_policy=policy.vouched if policy else None,
         artifacts=artifacts,
+        tensor_parallel=a.config.tensor_parallel,
     )
 
 

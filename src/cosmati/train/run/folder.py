@@ -147,6 +147,7 @@ class RunFolder:
                 attempt=attempts[-1].number + 1 if attempts else 0,
                 num_microbatches=self._facts.num_microbatches,
                 num_steps=self._facts.num_steps,
+                tensor_parallel=self._facts.tensor_parallel,
             )
             replace_file(Path(path), told.to_json().encode())
 
