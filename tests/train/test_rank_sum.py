@@ -70,9 +70,11 @@ class Threads:
         """What was received isn't there before somebody has waited for it."""
         return SimpleNamespace(wait=arrives)
 
-    def all_reduce(self, value: Tensor, op: Any, group: Any = None) -> None:
+    def all_reduce(self, value: Tensor, op: Any, group: Any = None, *, async_op: bool = False) -> Any:
         assert op is dist.ReduceOp.MAX
-        value.copy_(torch.stack(self._exchange(value)).amax(0))
+        given = self._exchange(value)
+        later = self._later(lambda: value.copy_(torch.stack(given).amax(0)))
+        return later if async_op else later.wait()
 
     def run(self, work: Callable[[Ranks], Any]) -> list[Any]:
         """What each rank's thread returns."""

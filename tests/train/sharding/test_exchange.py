@@ -122,9 +122,9 @@ class Counted:
             self.bytes[threads.rank] += (threads.world - 1) * own.nbytes
             return whole_sent[1](output, own, **more)
 
-        def reduce(value: Tensor, op: Any, **more: Any) -> None:
+        def reduce(value: Tensor, op: Any, **more: Any) -> Any:
             self.bytes[threads.rank] += -(-2 * value.nbytes * (threads.world - 1) // threads.world)
-            whole_sent[2](value, op, **more)
+            return whole_sent[2](value, op, **more)
 
         for name, counting in (("all_to_all_single", to_all), ("all_gather_single", gather), ("all_reduce", reduce)):
             monkeypatch.setattr(dist, name, counting, raising=False)

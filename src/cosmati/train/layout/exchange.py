@@ -11,7 +11,8 @@ leaves as soon as all of it is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +64,6 @@ class RankSum:
         self._type = sum_type(tensors)
         self._own = PairSum(tensors)
         self._sent: list[_Sent] = []
-        self._flats: list[Tensor] = []
         self._shares: list[Tree[Tensor]] = [Tree(lambda left, right: left.add_(right)) for _ in buckets]
         self._awaited: list[set[int]] = []
         self._awaited_with: dict[int, set[int]] = {}
@@ -104,15 +104,17 @@ class RankSum:
             self._send(bucket, widened)
         self._awaited, self._own = [], PairSum(self._tensors)
         if self._num_left:
-            self._land()
+            deque(self._land(), maxlen=0)
 
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
         """Send a run's sums to the ranks that add them."""
         own, world = bucket.lengths[self._ranks.replica], self._world
         flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._present.device)
-        # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
-        flat.fill_(-0.0)
         sums = {index: self._own.last(index, widened) for index in sorted(bucket.parameters)}
+        held = sum(stop - start for index, start, stop, _ in bucket.parts if sums[index] is not None)
+        if held < len(flat):
+            # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
+            flat.fill_(-0.0)
         for index, start, stop, place in bucket.parts:
             total, like = sums[index], self._tensors[index]
             if total is None:
@@ -127,48 +129,50 @@ class RankSum:
         work = dist.all_to_all_single(received, flat, [own] * world, lengths, group=group, async_op=True)
         self._sent.append(_Sent(flat, received, work))
 
-    def _land(self) -> None:
-        """Add what has arrived to this rank's share of the sum."""
-        self._flats = []
+    def _land(self, *, is_last: bool = False) -> Iterator[tuple[Tensor, Tree[Tensor]]]:
+        """Add what has arrived to this rank's share of the sum; yield each bucket's memory and share."""
         for (flat, received, work), shares in zip(self._sent, self._shares, strict=True):
             work.wait()
-            self._flats.append(flat)
             across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
             for part in received.view(self._world, -1):
                 across.push(part)
-            shares.push(across.root().clone())
+            # What waits longer than for being gathered doesn't keep what the others have sent in memory.
+            shares.push(across.root() if is_last else across.root().clone())
+            yield flat, shares
         self._sent = []
 
     def close(self) -> None:
         """Wait for what is under way, where a step ends without its sum: what was sent stays so long."""
         if len(self._sent) == len(self._buckets):
-            self._land()
+            deque(self._land(), maxlen=0)
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
         self._present[-1] = self._ranks.has_met
-        dist.all_reduce(self._present, op=dist.ReduceOp.MAX, group=self._ranks.across)
-        self._land()
+        known = dist.all_reduce(self._present, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
+        summed = self._own_share() if self._keeps_share else self._gathered()
+        known.wait()
         *present, met = self._present.tolist()
         self._ranks.has_met = bool(met)
-        summed = self._own_share() if self._keeps_share else self._gathered()
         return [summed[index] if seen else None for index, seen in enumerate(present)]
 
     def _gathered(self) -> dict[int, Tensor]:
-        shares = [shares.root() for shares in self._shares]
+        """Let each bucket's sum go round as soon as it's there."""
         group = self._ranks.across
         works = [
-            all_gather(flat, own, is_async=True, group=group) for flat, own in zip(self._flats, shares, strict=True)
+            (flat, shares, all_gather(flat, shares.root(), is_async=True, group=group))
+            for flat, shares in self._land(is_last=True)
         ]
-        for work in works:
+        for _, _, work in works:
             work.wait()
         return {
             index: laid_out(flat[place : place + stop - start], self._tensors[index])
-            for flat, bucket in zip(self._flats, self._buckets, strict=True)
+            for (flat, _, _), bucket in zip(works, self._buckets, strict=True)
             for index, start, stop, place in bucket.parts
         }
 
     def _own_share(self) -> dict[int, Tensor]:
+        deque(self._land(), maxlen=0)
         found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
         for bucket, shares in zip(self._buckets, self._shares, strict=True):
             for index, start, stop, place in bucket.of(self._ranks.replica):
