@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutants import line_map
+from tools.mutants.line_map import tree_digest
 from tools.mutants.nearest import Test as MappedTest
 from tools.mutants.nearest import choose
 from tools.mutants.operators import IMPORTED, Mutant, find
@@ -230,3 +232,11 @@ def test_an_unknown_room_and_an_equivalent_without_a_reason_are_refused(tmp_path
     listed.write_text('[[equivalent]]\nfile = "a"\nline = "b"\nbecomes = "c"\nreason = " "\n')
     with pytest.raises(ValueError, match="needs a reason"):
         read_equivalents(listed)
+
+
+def test_another_environment_is_mapped_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a package is absent, tests are skipped."""
+    before = tree_digest(tmp_path)
+    assert tree_digest(tmp_path) == before
+    monkeypatch.setattr(line_map, "distributions", lambda: [])
+    assert tree_digest(tmp_path) != before

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,14 @@ def tree_digest(root: Path) -> str:
 def _digests(root: Path) -> dict[str, str]:
     files = [path for folder in ("src", "tests") for path in sorted((root / folder).rglob("*")) if path.is_file()]
     files += [root / "pyproject.toml", root / "constraints.txt"]
-    return {
+    found = {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
         if path.exists() and "__pycache__" not in path.parts
     }
+    # Tests are skipped where a package is absent.
+    installed = sorted(f"{one.name}=={one.version}" for one in distributions())
+    return found | {"installed.txt": hashlib.sha256("\n".join(installed).encode()).hexdigest()}
 
 
 def _read(path: Path, digests: dict[str, str]) -> tuple[list[Test], list[str]]:
