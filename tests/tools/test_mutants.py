@@ -238,5 +238,5 @@ def test_another_environment_is_mapped_anew(tmp_path: Path, monkeypatch: pytest.
     """Where a package is absent, tests are skipped."""
     before = tree_digest(tmp_path)
     assert tree_digest(tmp_path) == before
-    monkeypatch.setattr(line_map, "distributions", lambda: [])
+    monkeypatch.setattr(line_map, "distributions", list)
     assert tree_digest(tmp_path) != before

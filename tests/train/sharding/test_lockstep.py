@@ -14,14 +14,14 @@ def launched(case: str, world: int) -> list[Any]:
     return [json.loads(said) for said in launch_ranks(["-m", "tests.train.sharding.lockstep_worker", case], world)]
 
 
-@pytest.mark.parametrize("case", ["idle", "unused", "graphless"])
+@pytest.mark.parametrize("case", ["idle", "idle later", "unused", "graphless", "graphless later", "shorter", "longer"])
 def test_what_a_rank_has_nothing_for_changes_no_sum(case: str) -> None:
     alone = launched(case, 1)[0]
     assert len(alone) == 7
     assert launched(case, 2) == [alone, alone]
 
 
-@pytest.mark.parametrize("case", ["skipped"])
+@pytest.mark.parametrize("case", ["skipped", "skipped later"])
 def test_ranks_that_run_other_blocks_are_refused_on_all(case: str) -> None:
     for said in launched(case, 2):
         assert "don't: model or loss leave blocks out" in said

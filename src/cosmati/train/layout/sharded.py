@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,6 +81,7 @@ class Sharded:
         self.shards, self.replicas = split(ranks, num_shards, self.device)
         self.groups = shard(model, self.shards, self.device)
         named: dict[str, Any] = dict(model.named_parameters())
+        self._owners = {name: _owner(model, name) for name in named}
         # The pieces' memory is FSDP2's own: what is written there is what it gathers.
         self._locals = {name: parameter.detach().to_local() for name, parameter in named.items()}
         self.cut = RowCut({name: rows for group in self.groups for name, rows in group.rows.items()}, self.shards)
@@ -99,7 +101,7 @@ class Sharded:
         )
         self.index_of = {p.name: p.index for p in self.parameters}
         self.group_of = {name: group.number for group in self.groups for name in group.names}
-        self.lockstep = Lockstep(self.shards, self._accompany)
+        self.lockstep = Lockstep(self.shards, self._accompany, self.device)
         self.arrivals = Arrivals(self)
         self._step: ShardedStep | None = None
         for group in self.groups:
@@ -129,7 +131,8 @@ class Sharded:
 
     def model_parameter(self, name: str) -> nn.Parameter:
         """Return a parameter as the model has it now: gathered or not."""
-        return self._model.get_parameter(name)
+        module, attribute = self._owners[name]
+        return getattr(module, attribute)  # type: ignore[no-any-return]
 
     def gather(self, rows: Tensor) -> Tensor:
         """Bring what each rank has of its microbatches into microbatch order."""
@@ -283,14 +286,20 @@ class Sharded:
         like: Tensor = next(iter(self._locals.values()))
         return like.new_full((group.num_summed,), -0.0)
 
-    def _accompany(self, exchange: int) -> None:
-        """Take part in an exchange that this rank doesn't run itself."""
+    def _accompany(self, exchange: int) -> Callable[[], None]:
+        """Take part in an exchange that this rank doesn't run itself; return what takes its outcome."""
         group = self.groups[exchange // 2]
         if exchange % 2:
             part = self.nothing(group)
             tree_reduce_scatter(part, part.repeat(self.shards.world), self.shards.group)
-            self._take(group, part)
-        else:
-            own = group.gathered_from(self._locals)
-            gathered = own.new_empty(self.shards.world * own.numel())
-            gather_weights(gathered, own, self.shards.group, rounds=self._rounds())
+            return partial(self._take, group, part)
+        own = group.gathered_from(self._locals)
+        gathered = own.new_empty(self.shards.world * own.numel())
+        gather_weights(gathered, own, self.shards.group, rounds=self._rounds())
+        return lambda: None
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module that has a parameter, and under which name: to look the path up takes longer than the rest."""
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute

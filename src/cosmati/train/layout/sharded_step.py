@@ -147,7 +147,7 @@ class ShardedStep:
         self._slots = [slot[first : first + layout.shards.world] for slot in layout.ranks.slots(len(routes))]
         self._tree: Tree[GroupParts] = Tree(add_nodes)
         self._node: GroupParts = {}
-        self.present = torch.zeros(len(layout.parameters), dtype=torch.uint8)
+        self.present = torch.zeros(len(layout.parameters), dtype=torch.uint8, device=layout.device)
         self._factors = [
             {p.index: weights[p.region] for p in layout.parameters if p.index in learns and weights[p.region] != 0}
             for weights in routes
@@ -236,7 +236,7 @@ class ShardedSlot:
         self._company: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Self:
-        self._company = self._layout.lockstep.together()
+        self._company = self._layout.lockstep.together(self._union)
         self._company.__enter__()
         self._layout.arrivals.slot = self
         return self
