@@ -67,8 +67,8 @@ class RankSum:
         self._shares: list[Tree[Tensor]] = [Tree(lambda left, right: left.add_(right)) for _ in buckets]
         self._awaited: list[set[int]] = []
         self._awaited_with: dict[int, set[int]] = {}
-        # The last one says whether the user's code meets other ranks by itself.
-        self._present = torch.zeros(len(tensors) + 1, dtype=torch.uint8, device=tensors[0].device)
+        self._device = tensors[0].device
+        self._present = [False] * len(tensors)
 
     @property
     def is_at_last(self) -> bool:
@@ -109,7 +109,7 @@ class RankSum:
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
         """Send a run's sums to the ranks that add them."""
         own, world = bucket.lengths[self._ranks.replica], self._world
-        flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._present.device)
+        flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._device)
         sums = {index: self._own.last(index, widened) for index in sorted(bucket.parameters)}
         held = sum(stop - start for index, start, stop, _ in bucket.parts if sums[index] is not None)
         if held < len(flat):
@@ -119,7 +119,7 @@ class RankSum:
             total, like = sums[index], self._tensors[index]
             if total is None:
                 continue
-            self._present[index] = 1
+            self._present[index] = True
             if stop - start == like.numel():
                 laid_out(flat[place : place + stop - start], like).copy_(total)
             else:
@@ -148,11 +148,12 @@ class RankSum:
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
-        self._present[-1] = self._ranks.has_met
-        known = dist.all_reduce(self._present, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
+        # The last one says whether the user's code meets other ranks by itself.
+        anywhere = torch.tensor([*self._present, self._ranks.has_met], dtype=torch.uint8, device=self._device)
+        known = dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
         summed = self._own_share() if self._keeps_share else self._gathered()
         known.wait()
-        *present, met = self._present.tolist()
+        *present, met = anywhere.tolist()
         self._ranks.has_met = bool(met)
         return [summed[index] if seen else None for index, seen in enumerate(present)]
 
