@@ -116,7 +116,7 @@ def notices(told: Mapping[str, Any]) -> dict[str, str]:
     letters = {
         "copies.txt": _letter(told, "a copy of the weights of", f"run {told['run']}, of any step, in whatever form"),
     }
-    outside = [one for one in told["derived"] if one["status"] == "not covered" and "checkpoint" not in one["kind"]]
+    outside = [one for one in told["derived"] if one["status"] == "not covered" and not Derived(**one).is_own]
     for number, one in enumerate(outside, 1):
         letters[f"{number:03d}.txt"] = _letter(told, f"the {one['kind']}", f"{one['path']}, made at step {one['step']}")
     return letters

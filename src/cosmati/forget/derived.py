@@ -10,9 +10,11 @@ from pathlib import Path
 
 from cosmati.forget.past_run import PastRun
 from cosmati.records.attempts import read_lines
-from cosmati.train.run.checkpoints import list_checkpoints
+from cosmati.train.run.checkpoints import list_checkpoints, step_of
 
 NOT_COVERED, CLEAN, DELETED = "not covered", "never had it", "deleted"
+_OURS = ("damaged-", ".draft-", ".erasing-")
+"""How folders begin that are no checkpoint any more, or weren't one yet."""
 EVERYWHERE = (
     "copies that nobody can find from here: backups, caches, downloads, deployed models, merges with other weights",
     "the data themselves: delete the rows where they're kept, too",
@@ -26,7 +28,7 @@ class Derived:
     """Something that was made of a run.
 
     Attributes:
-        kind: `checkpoint`, `damaged checkpoint`, `export` or `run that began from it`.
+        kind: `checkpoint`, `damaged checkpoint`, `export`, `run that began from it` and so on, in words.
         path: where it is, or was; below the run's folder, relative to it.
         step: of the run, at which it was made.
         digest: of its content, in hex; empty where it isn't here.
@@ -42,7 +44,7 @@ class Derived:
     @property
     def is_own(self) -> bool:
         """Whether it lies in the run's folder, and goes with it."""
-        return "checkpoint" in self.kind
+        return self.kind in ("checkpoint", "damaged checkpoint")
 
 
 def derived_of(run: PastRun, contact: int) -> tuple[Derived, ...]:
@@ -63,12 +65,17 @@ def _checkpoints(folder: Path, contact: int) -> Iterator[Derived]:
     """Yield checkpoints; averages are in them."""
     places = folder / "checkpoints"
     for path in reversed(list_checkpoints(places)):
-        step = int(path.name.partition("-")[2])
+        step = step_of(path)
         yield Derived("checkpoint", f"checkpoints/{path.name}", step, _digest(path), _status(step, contact))
-    for path in sorted((*places.glob("damaged-*"), *places.glob(".draft-*"))):
-        step = int(path.name.rpartition("-")[2])
-        status = _status(step, contact)
-        yield Derived("damaged checkpoint", f"checkpoints/{path.name}", step, _digest(path), status)
+    known = {path.name for path in list_checkpoints(places)}
+    for path in sorted(places.iterdir() if places.is_dir() else ()):
+        if path.name in known:
+            continue
+        is_ours, step = path.name.startswith(_OURS), step_of(path)
+        kind = "damaged checkpoint" if is_ours else "file of somebody's beside the checkpoints"
+        # What says no step may be of any.
+        status = _status(step, contact) if step or is_ours else NOT_COVERED
+        yield Derived(kind, f"checkpoints/{path.name}", step, _digest(path), status)
 
 
 def _digest(checkpoint: Path) -> str:
