@@ -242,7 +242,7 @@ def test_a_place_is_one_run_s(tmp_path: Path, place: str) -> None:
     assert Target(f"{place}/run").read("writer.json", max_bytes=999) == there
     make_trainer(tmp_path / "b" / "run", "1ba", **given, seed=7).fit()
     again = make_trainer(tmp_path / "b" / "run", "9ba", **given, checkpoint_to=place, seed=7, change=("budget",))
-    with pytest.raises(CheckpointError, match=r"They're of another run.*writer\.json there names its folder"):
+    with pytest.raises(CheckpointError, match=r"They're of another run.*writer\.json names its folder"):
         again.fit()
     assert list_checkpoints(tmp_path / "b" / "run" / "checkpoints")[0].name == "step-00000001"
     assert str(tmp_path / "a" / "run") in json.loads(there)["run"]

@@ -149,8 +149,8 @@ class Copies:
         except (CosmatiError, OSError, ValueError) as error:
             raise CheckpointError(
                 f"The newest copy of the run's checkpoints in {self._place.url} can't be had: {error} Mend that, or "
-                "leave checkpoint_to out to go on from what is here; RunConfig(resume_from='whole') passes damaged ones "
-                "over."
+                "leave checkpoint_to out to go on from what is here; RunConfig(resume_from='whole') passes over "
+                "what is damaged."
             ) from error
         if checkpoint.facts.get("identity", {}).get("settings.ledger") and not has_ledger:
             shutil.rmtree(draft)
@@ -166,8 +166,8 @@ class Copies:
         there = self._place.token()
         if there and has_checkpoints and there not in self._place.tokens_of(self._run):
             raise CheckpointError(
-                f"They're of another run, or another process has gone on with this one from there; writer.json there "
-                f"names its folder. Give this run another checkpoint_to, or {self._run} another name."
+                "They're of another run, or another process has gone on with this one from there; writer.json names "
+                f"its folder. Give this run another checkpoint_to, or {self._run} another name."
             )
 
     def _fetched_draft(self, folder: Path, name: str) -> tuple[Path, Checkpoint]:
