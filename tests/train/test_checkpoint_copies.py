@@ -229,6 +229,8 @@ def test_what_a_run_had_before_it_went_back_leaves_the_place(tmp_path: Path, pla
         copies.begin(_save(tmp_path / "made", _checkpoint(step)))
         copies.settle()
         assert steps(place) == [f"step-{step:08d}"]
+    if "memory" not in place:  # An object store has no empty folders.
+        assert sorted(path.name for path in Path(place).iterdir()) == ["step-00000006", "writer.json"]
 
 
 def test_a_place_is_one_run_s(tmp_path: Path, place: str) -> None:

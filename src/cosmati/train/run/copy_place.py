@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,7 +84,13 @@ class CopyPlace:
 
     def remove(self, files: Iterable[str]) -> None:
         """Remove files, the lists of digests first: nobody then takes what is left for a checkpoint."""
-        self._target.remove(sorted(files, key=lambda name: not name.endswith(f"/{LAST}")))
+        gone = sorted(files, key=lambda name: not name.endswith(f"/{LAST}"))
+        self._target.remove(gone)
+        if self._target.local is not None:
+            folders = {self._target.local / above for name in gone for above in Path(name).parents if above.name}
+            for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
+                with suppress(OSError):  # Somebody else may have put something there.
+                    folder.rmdir()
 
     def token(self) -> str:
         """Return the token of the run that copies to here; empty where none says that it does."""
