@@ -60,7 +60,10 @@ class Copies:
         """Copy a published checkpoint, once the one before is copied; warn where that one couldn't be."""
         self.wait()
         self.warn("The run goes on.")
-        self._thread = Thread(target=self._copy, args=(checkpoint,), name="copy", daemon=True)
+        self._start(checkpoint, has_it=False)
+
+    def _start(self, checkpoint: Path, *, has_it: bool) -> None:
+        self._thread = Thread(target=self._copy, args=(checkpoint, has_it), name="copy", daemon=True)
         self._thread.start()
 
     def warn(self, besides: str) -> None:
@@ -70,9 +73,18 @@ class Copies:
             warnings.warn(f"{error} {besides}".rstrip(), stacklevel=3)
 
     def catch_up(self, checkpoint: Path) -> None:
-        """Copy the checkpoint that the run goes on from where it isn't there: a process may have been killed before."""
-        if checkpoint.name not in self._place.steps():
-            self.begin(checkpoint)
+        """Copy the checkpoint that the run goes on from, unless it's there, and tidy up: one may have been killed.
+
+        Raises:
+            CheckpointError: the place can't be listed.
+        """
+        try:
+            has_it = checkpoint.name in self._place.steps()
+        except (CosmatiError, OSError) as error:
+            raise CheckpointError(
+                f"{self._place.url} can't be listed: {error} Mend that, or leave checkpoint_to out."
+            ) from error
+        self._start(checkpoint, has_it=has_it)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for what is being copied, no longer than so many seconds; say whether nothing is any more."""
@@ -94,11 +106,12 @@ class Copies:
         if error is not None:
             raise error
 
-    def _copy(self, checkpoint: Path) -> None:
+    def _copy(self, checkpoint: Path, has_it: bool) -> None:
         self._error = None
         try:
             self._refuse_taken()
-            self._place.put(checkpoint)
+            if not has_it:
+                self._place.put(checkpoint)
             self._remove_old(checkpoint.name)
         except Exception as error:  # noqa: BLE001  (a client's own, whatever it is)
             self._error = CheckpointError(

@@ -59,7 +59,8 @@ class CopyPlace:
             return b""
 
     def put(self, checkpoint: Path) -> None:
-        """Copy a checkpoint, its list of digests last."""
+        """Copy a checkpoint, its list of digests last; another one of that step is none from the first moment on."""
+        self._target.remove([f"{checkpoint.name}/{LAST}"])
         files = sorted((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.name == LAST)
         for path in files:
             self._target.put_file(f"{checkpoint.name}/{path.relative_to(checkpoint).as_posix()}", path)
