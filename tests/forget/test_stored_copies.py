@@ -92,14 +92,16 @@ def test_copies_are_named_then_deleted_and_that_is_certified(
     assert (name, copies) == ("0001.json", listed | left)
     assert not any("store" in one for one in not_covered)
     letters = [path.read_text() for path in (tmp_path / "out" / "certificates" / "0001-notices").iterdir()]
+    assert len(letters) == 3, "one is for copies that nobody knows of, and what lies in the run's folder needs none"
     assert sum(f"the copy of a checkpoint {place}/step-0000000" in one for one in letters) == 2
     Target(place).put("step-00000008/model.safetensors", b"half of one")  # its list of digests never came
+    Target(place).put("step-00000001.bak/model.safetensors", b"of whatever step")
 
     done = call(*command(tmp_path, "--yes", "--delete-superseded"))
     assert done.exit_code == 0, done.output
     assert f"Deleting {place}/step-00000006" in done.output
     assert steps(place) == ["step-00000000", "step-00000002"]
-    deleted = {f"{place}/step-0000000{step}": "deleted" for step in (4, 6, 8)}
+    deleted = {f"{place}/step-0000000{step}": "deleted" for step in (4, 6, 8, "1.bak")}
     name, copies, not_covered = told(tmp_path)
     assert (name, copies) == ("0002.json", listed | deleted)
     assert "older versions and replicas that a store keeps by itself of the copies deleted there" in not_covered
@@ -150,11 +152,14 @@ def test_what_cannot_be_reached_is_named_and_the_same_command_comes_back_to_it(
     recipe(monkeypatch, place)
     assert call(*command(tmp_path, "--yes")).exit_code == 0
     with monkeypatch.context() as broken:
-        broken.setattr(Target, "remove", refuse)
+        broken.setattr(Target, "remove", lambda *_: None)  # It says that it did.
         assert call(*command(tmp_path, "--yes", "--delete-superseded")).exit_code == 0
         name, copies, not_covered = told(tmp_path)
         assert (name, sorted(copies.values())) == ("0002.json", ["never had it"] * 2 + ["not covered"] * 2)
         assert not any("a store keeps" in one for one in not_covered)
+        broken.setattr(Target, "remove", refuse)
+        assert call(*command(tmp_path, "--yes", "--delete-superseded")).exit_code == 0
+        assert told(tmp_path)[0] == "0002.json", "nothing is other than it was"
         broken.setattr(Target, "read", refuse)
         done = call(*command(tmp_path, "--yes", "--delete-superseded"))
         assert f"not covered  {UNSEEN} {place}, step 6" in done.output

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmati.core.clock import Clock
-from cosmati.errors import CheckpointError
+from cosmati.errors import CheckpointError, RunError
 from cosmati.train.ranks import Ranks
 from cosmati.train.run import saving
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints
@@ -97,3 +97,18 @@ def test_beside_the_loop_a_checkpoint_waits_for_the_copy_and_not_the_loop(tmp_pa
     assert list_checkpoints(tmp_path) == []
     one.settle()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"] == [p.name for p in copies.begun]
+
+
+def test_who_has_become_stale_while_observers_were_told_publishes_nothing(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def check() -> None:
+        if told:
+            raise RunError("stale")
+
+    given: dict[str, Any] = {"check": check, "is_async": False, "copies": None}
+    one = Saver(tmp_path, Ranks(), keep=2, epoch=1, tell=lambda clock, _: told.append(clock.step), **given)
+    with pytest.raises(RunError, match="stale"):
+        one.save(Clock(step=1), checkpoint(1))
+    assert told == [1]
+    assert list_checkpoints(tmp_path) == []
