@@ -85,12 +85,11 @@ class CopyPlace:
 
     def remove(self, files: Iterable[str]) -> None:
         """Remove files, the lists of digests first: nobody then takes what is left for a checkpoint."""
-        gone = sorted(files, key=lambda name: not name.endswith(f"/{LAST}"))
-        self._target.remove(gone)
+        self._target.remove(sorted(files, key=lambda name: not name.endswith(f"/{LAST}")))
         if self._target.local is not None:
-            folders = {self._target.local / above for name in gone for above in Path(name).parents if above.name}
+            folders = [path for path in self._target.local.glob("step-*/**") if path.is_dir()]
             for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
-                with suppress(OSError):  # Somebody else may have put something there.
+                with suppress(OSError):  # Not empty; those that a kill has left are.
                     folder.rmdir()
 
     def token(self) -> str:
