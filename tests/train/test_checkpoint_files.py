@@ -20,6 +20,7 @@ from cosmati.train.run.checkpoints import (
     list_checkpoints,
     publish_checkpoint,
     read_checkpoint,
+    signed_digest_of,
     step_of,
     write_checkpoint,
 )
@@ -55,6 +56,22 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         assert all(tensor.dtype == after[key].dtype for key, tensor in before.items())
     assert read.state_digest == written.state_digest == parameter_root({**written.model, **written.state})
     assert _checkpoint(value=0.0).state_digest != written.state_digest
+
+
+def test_what_a_resume_goes_by_is_signed_and_what_differs_between_equal_runs_is_not() -> None:
+    clock = [3, 0, 1, 8, 8, 2.5]
+    signed = ("optimizers", "feed", "identity", "initial_root", "phases", "budget_was_read")
+    plain = {"clock": clock, **dict.fromkeys(signed, "a")}
+    digest = signed_digest_of(b"state", plain)
+    for name in signed:
+        assert signed_digest_of(b"state", {**plain, name: "b"}) != digest, name
+        assert signed_digest_of(b"state", {k: v for k, v in plain.items() if k != name}) != digest, name
+    for at in range(5):
+        other = [one + (place == at) for place, one in enumerate(clock)]
+        assert signed_digest_of(b"state", {**plain, "clock": other}) != digest, at
+    assert signed_digest_of(b"State", plain) != digest
+    slower = {**plain, "clock": [*clock[:5], 9.0], "environment": {"cpu": "another"}}
+    assert signed_digest_of(b"state", slower) == digest
 
 
 def test_a_checkpoint_may_have_no_state(tmp_path: Path) -> None:
