@@ -15,6 +15,7 @@ from cosmati.core.loss import Classification
 from cosmati.errors import ForgetError
 from cosmati.forget.asked import ToForget, read_ids
 from cosmati.forget.deletion import begin
+from cosmati.forget.derived import _checkpoints
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, plan_deletion
 from cosmati.forget.replay import Make
@@ -187,6 +188,25 @@ def test_what_is_derived_is_listed(tmp_path: Path) -> None:
         ("export", 6, "not covered"),
         ("run that began from it", 6, "not covered"),
     ]
+
+
+def test_what_a_killed_process_has_left_counts_by_its_own_step(tmp_path: Path) -> None:
+    """A draft's name ends with its writer's number, which is smaller than any contact."""
+    places = tmp_path / "checkpoints"
+    for name in (".draft-00000012-1", ".draft-00000002-7", ".erasing-step-00000012", "damaged-1-step-00000012"):
+        (places / name).mkdir(parents=True)
+    for name in ("step-00000012.bak", "step-00000002.bak", "mine"):  # a copy that somebody has made, and what not
+        (places / name).mkdir()
+    found = list(_checkpoints(tmp_path, 5))
+    assert {one.path.removeprefix("checkpoints/"): (one.step, one.status, one.is_own) for one in found} == {
+        ".draft-00000012-1": (12, "not covered", True),
+        ".draft-00000002-7": (2, "never had it", True),
+        ".erasing-step-00000012": (12, "not covered", True),
+        "damaged-1-step-00000012": (12, "not covered", True),
+        "step-00000012.bak": (12, "not covered", False),
+        "step-00000002.bak": (2, "never had it", False),
+        "mine": (0, "not covered", False),
+    }
 
 
 def test_a_run_without_ledger_or_order_is_refused(tmp_path: Path) -> None:

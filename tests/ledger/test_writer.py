@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.entry import encode_entry
+from cosmati.ledger.files import is_unbegun
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import read_head
@@ -32,6 +34,43 @@ def expected_entries(num_steps: int) -> list[Entry]:
         if step % 4 == 3:
             entries.append(CheckpointEntry(step + 1, digest(f"state {step}"), digest(f"root {step}")))
     return entries
+
+
+def test_a_start_that_was_killed_anywhere_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was appended, so that nothing is lost; once something was, nothing is made anew."""
+    replace, fsync, directory = Path.replace, os.fsync, tmp_path / "l"
+
+    def snapshot() -> None:
+        shutil.copytree(directory, tmp_path / f"{len(list(tmp_path.iterdir())):03d}")
+
+    def stops(draft: Path, to: Path) -> Path:
+        snapshot()
+        replace(draft, to)
+        snapshot()
+        return to
+
+    with monkeypatch.context() as watched:
+        watched.setattr(Path, "replace", stops)
+        watched.setattr(os, "fsync", lambda descriptor: (snapshot(), fsync(descriptor)))
+        LedgerWriter.create(directory, origin=ORIGIN, key=KEY).close()
+    left = sorted(tmp_path.glob("0*"))
+    begun = [one for one in left if (one / "checkpoint").exists()]
+    assert len(left) > 12
+    assert begun == left[-len(begun) :], "the checkpoint comes last"
+    for one in left:
+        opened = LedgerWriter.open(one, key=KEY) if one in begun else LedgerWriter.create(one, origin=ORIGIN, key=KEY)
+        with opened as writer:
+            writer.append(*run_entry())
+            append_steps(writer, range(2))
+        assert verify_ledger(one).num_steps == 2
+        assert not is_unbegun(one)
+    write_run(tmp_path / "m", KEY, 1).close()
+    for name in ("checkpoint", "wal", "tile"):  # With entries it's never taken for a start.
+        path = tmp_path / "m" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert not is_unbegun(tmp_path / "m")
+        with pytest.raises(LedgerError, match="isn't empty"):
+            LedgerWriter.create(tmp_path / "m", origin=ORIGIN, key=KEY)
 
 
 @pytest.mark.parametrize("every", [1, 7, 64, 10_000])

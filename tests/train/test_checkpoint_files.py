@@ -16,9 +16,12 @@ from cosmati.errors import CheckpointError
 from cosmati.train.run import checkpoints
 from cosmati.train.run.checkpoints import (
     Checkpoint,
+    choose_checkpoint,
     list_checkpoints,
     publish_checkpoint,
     read_checkpoint,
+    signed_digest_of,
+    step_of,
     write_checkpoint,
 )
 
@@ -55,6 +58,22 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert _checkpoint(value=0.0).state_digest != written.state_digest
 
 
+def test_what_a_resume_goes_by_is_signed_and_what_differs_between_equal_runs_is_not() -> None:
+    clock = [3, 0, 1, 8, 8, 2.5]
+    signed = ("optimizers", "feed", "identity", "initial_root", "phases", "budget_was_read")
+    plain = {"clock": clock, **dict.fromkeys(signed, "a")}
+    digest = signed_digest_of(b"state", plain)
+    for name in signed:
+        assert signed_digest_of(b"state", {**plain, name: "b"}) != digest, name
+        assert signed_digest_of(b"state", {k: v for k, v in plain.items() if k != name}) != digest, name
+    for at in range(5):
+        other = [one + (place == at) for place, one in enumerate(clock)]
+        assert signed_digest_of(b"state", {**plain, "clock": other}) != digest, at
+    assert signed_digest_of(b"State", plain) != digest
+    slower = {**plain, "clock": [*clock[:5], 9.0], "environment": {"cpu": "another"}}
+    assert signed_digest_of(b"state", slower) == digest
+
+
 def test_a_checkpoint_may_have_no_state(tmp_path: Path) -> None:
     read = read_checkpoint(_save(tmp_path, Checkpoint(0, {"w": torch.ones(1)}, {}, {})))
     assert (read.step, dict(read.state), dict(read.facts)) == (0, {}, {})
@@ -85,6 +104,36 @@ def test_the_newest_are_kept_in_the_order_of_their_steps(tmp_path: Path) -> None
     assert [path.name for path in list_checkpoints(tmp_path)] == [f"step-{step:08d}" for step in (100, 20, 9)]
     _save(tmp_path, _checkpoint(101), keep=2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000101", "step-00000100"]
+
+
+def test_steps_of_more_than_eight_digits_come_after_the_others(tmp_path: Path) -> None:
+    for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
+        _save(tmp_path, _checkpoint(step), keep=3)
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [100_000_001, 100_000_000, 99_999_999]
+
+
+def test_what_somebody_else_puts_there_is_no_checkpoint_and_stays(tmp_path: Path) -> None:
+    path = _save(tmp_path, _checkpoint(5))
+    shutil.copytree(path, tmp_path / "step-00000005.bak")
+    (tmp_path / "step-notes.txt").write_text("mine")
+    (tmp_path / "step-00000009").write_text("mine, too")
+    _save(tmp_path, _checkpoint(6), keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000006"]
+    assert choose_checkpoint(tmp_path, "newest", may_move=True) is not None
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_checkpoint_under_another_step_s_name_is_refused(tmp_path: Path) -> None:
+    """It would be gone on from as the newest, and outlive those that are newer in truth."""
+    _save(tmp_path, _checkpoint(1))
+    renamed = _save(tmp_path, _checkpoint(2)).rename(tmp_path / "step-00000009")
+    with pytest.raises(CheckpointError, match="is of step 2: its folder's name says another number"):
+        read_checkpoint(renamed)
+    found = choose_checkpoint(tmp_path, "whole", may_move=True)
+    assert found is not None
+    assert found.step == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-1-step-00000009", "step-00000001"]
+    assert read_checkpoint(renamed.with_name("damaged-1-step-00000009").rename(tmp_path / "mine")).step == 2
 
 
 def test_a_draft_or_a_checkpoint_of_the_same_step_gives_way(tmp_path: Path) -> None:

@@ -34,14 +34,14 @@ from cosmati.methods import EMA
 from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
 from cosmati.train.layout import shares
-from cosmati.train.layout.shares import Held, SharePlan, roots_of, share_out
+from cosmati.train.layout.shares import Held, RunContent, SharePlan, roots_of, share_out
 from cosmati.train.layout.span import HeldSpan, parameter_in
 from cosmati.train.run import checkpoints
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
-from cosmati.train.run.parts import DTYPES, part_name, parts_written
+from cosmati.train.run.parts import DTYPES, Share, part_name, parts_written
 from cosmati.train.trainer import Trainer
 from cosmati.train.warm_start import load_weights
-from tests.train.in_parts import put_into_parts, write_in_parts
+from tests.train.in_parts import planned, put_into_parts, write_in_parts
 from tests.train.test_checkpoint_files import _checkpoint
 
 CHUNK = 16
@@ -167,6 +167,23 @@ def test_what_observers_keep_is_in_the_file_and_no_part_of_the_digest(tmp_path: 
     watched = replace(plain, state={**plain.state, "observer/seen": torch.ones(2)})
     assert write_in_parts(tmp_path, watched, 2) == watched.roots == plain.roots
     assert read_checkpoint(tmp_path / "step-00000003").state["observer/seen"].tolist() == [1, 1]
+
+
+def test_memory_of_a_share_is_used_again() -> None:
+    tensors = {"model/w": torch.arange(6.0), "model/b": torch.ones(2, dtype=torch.int8)}
+    plan, share = planned(tensors, 1), Share()
+    memory = []
+    for _ in range(2):
+        parts = [
+            RunContent(key, run, HeldSpan.of(tensors[key]).content(run.start, run.stop))
+            for key, one in plan.items()
+            for run in one.runs
+        ]
+        share.fill(plan, 0, parts)
+        assert b"".join(map(bytes, share.pieces())) == tensors["model/w"].numpy().tobytes() + b"\1\1"
+        memory.append(share._memory)
+        tensors["model/w"] = tensors["model/w"] + 1
+    assert memory[0] is memory[1]
 
 
 def test_a_part_is_on_disk_before_its_rank_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

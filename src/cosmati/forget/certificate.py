@@ -21,7 +21,7 @@ from cosmati.errors import ForgetError, RefutedError, TamperError
 from cosmati.forget.ablation import STRENGTH, ablated_weights
 from cosmati.forget.ablation_certificate import check_ablation, told_of_ablation, unchecked
 from cosmati.forget.asked import is_within
-from cosmati.forget.derived import DELETED, Derived
+from cosmati.forget.derived import COPY, DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
 from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, Option, own_regions
@@ -93,7 +93,7 @@ def _certificate(
         "regions": [list(pair) for pair in own_regions(run, plan.classes)] if option.method == "drop" else [],
         "derived": [asdict(one) for one in derived],
         "row_keys": keys.status,
-        "not_covered": [*plan.not_covered, *keys.not_covered],
+        "not_covered": [*plan.not_covered, *keys.not_covered, *_kept_by_stores(derived)],
         "notes": [*option.notes, *holds, *([WORDS] if keys.status == SHREDDED else [])],
         "previous": previous[-1] if previous else "",
     }
@@ -111,12 +111,18 @@ def _certificate(
     return told | {"from": forgotten["succeeds"], "replayed_from": begins}
 
 
+def _kept_by_stores(derived: tuple[Derived, ...]) -> list[str]:
+    """Return what may be left of copies that were deleted elsewhere."""
+    is_deleted = any(one.kind == COPY and one.status == DELETED for one in derived)
+    return ["older versions and replicas that a store keeps by itself of the copies deleted there"] * is_deleted
+
+
 def notices(told: Mapping[str, Any]) -> dict[str, str]:
     """Return letters to the holders of what a certificate doesn't cover, by file name."""
     letters = {
         "copies.txt": _letter(told, "a copy of the weights of", f"run {told['run']}, of any step, in whatever form"),
     }
-    outside = [one for one in told["derived"] if one["status"] == "not covered" and "checkpoint" not in one["kind"]]
+    outside = [one for one in told["derived"] if one["status"] == "not covered" and not Derived(**one).is_own]
     for number, one in enumerate(outside, 1):
         letters[f"{number:03d}.txt"] = _letter(told, f"the {one['kind']}", f"{one['path']}, made at step {one['step']}")
     return letters

@@ -30,6 +30,7 @@ from cosmati.forget.repaired_run import repair, single_classes
 from cosmati.forget.replay import replay
 from cosmati.forget.request import Request
 from cosmati.forget.shredding import SALTED, LostKeys, kept_keys, keys_to_lose, shred, superseded_by
+from cosmati.forget.stored_copies import erase_copies
 from cosmati.forget.succession import CERTIFICATES, EARLIER, REQUEST
 from cosmati.ledger.roots import signed_certificates
 from cosmati.records.run import RunRecord
@@ -210,10 +211,12 @@ def _erase(
     for one in left:
         say(f"Deleting {one.path} of {run.folder}")
         erase(run.folder / one.path)
-    listed = [Derived(**one) for one in found[1]["derived"]]
+    listed = tuple(Derived(**one) for one in found[1]["derived"])
     derived = tuple(replace(one, status=DELETED) if one in left else one for one in listed)
+    if begun.plan.first_contact is not None:
+        derived = erase_copies(run, begun.plan.first_contact, derived, say)
     shredded = shred(run, lost, out, (read_certificate(found[0])[1], int(found[0].stem)))
-    if not left and shredded.status == found[1].get("row_keys", SALTED):
+    if derived == listed and shredded.status == found[1].get("row_keys", SALTED):
         return found
     say(f"Row keys: {shredded.status}")
     return certify(run, out, begun.plan, begun.option, derived, shredded)

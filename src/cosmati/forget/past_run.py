@@ -24,7 +24,7 @@ from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
 from cosmati.records.run import RunRecord, training_seconds
 from cosmati.storage.atomic import create_secret
 from cosmati.train.observers.ledger_checks import signed_entries
-from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint, step_of
 from cosmati.train.run.folder import SUCCEEDED
 
 __all__ = ["CERTIFICATE", "FORGOTTEN", "Gone", "PastRun", "Start"]
@@ -201,7 +201,7 @@ class PastRun:
         damaged = []
         signed = self._signed()
         for path in list_checkpoints(self.folder / "checkpoints"):
-            if int(path.name.partition("-")[2]) > contact:
+            if step_of(path) > contact:
                 continue
             try:
                 checkpoint = read_checkpoint(path)

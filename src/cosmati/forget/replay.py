@@ -18,7 +18,7 @@ from cosmati.ledger.sealing import SEALED
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.other_source import of_another_source
 from cosmati.train.outcome import StepOutcome
-from cosmati.train.run.checkpoints import list_checkpoints
+from cosmati.train.run.checkpoints import list_checkpoints, step_of
 from cosmati.train.run.result import RunResult
 from cosmati.train.trainer import Trainer
 
@@ -78,7 +78,7 @@ def replay(
 def _reached(out: Path, begun_at: int) -> int:
     """Return the step at which a replay stands, by its newest checkpoint."""
     newest = list_checkpoints(out / "checkpoints")[:1]
-    return max([begun_at, *(int(path.name.partition("-")[2]) for path in newest)])
+    return max([begun_at, *(step_of(path) for path in newest)])
 
 
 def _taken(trainer: Trainer, leg: Leg) -> RunResult:

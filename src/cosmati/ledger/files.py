@@ -30,10 +30,11 @@ from cosmati.ledger.tiles import (
     read_tile,
     tile_path,
 )
-from cosmati.ledger.wal import Wal, WalContent, read_wal
+from cosmati.ledger.wal import WAL_FILE, Wal, WalContent, read_wal
 from cosmati.ledger.writer_lock import WriterLock
 from cosmati.records.ledger import NO_DETAILS
 from cosmati.storage.atomic import DRAFT_SUFFIX, replace_file, replace_files, sync, write_all
+from cosmati.storage.fence import EPOCH, LOCK
 from cosmati.storage.merkle import MerkleTree, leaf_hash
 
 WAL_PURPOSE = "write-ahead log"
@@ -167,14 +168,29 @@ def publish_head(directory: Path, key: SigningKey, head: TreeHead, *others: Sign
     replace_file(directory / CHECKPOINT_FILE, note.encode())
 
 
+def is_unbegun(directory: Path) -> bool:
+    """Say whether a directory is new or empty, or has what a start leaves that was killed: nothing was appended.
+
+    Raises:
+        TamperError: its write-ahead log is damaged.
+    """
+    found = {path.name for path in directory.iterdir() if path.suffix != DRAFT_SUFFIX} if directory.exists() else set()
+    if not found <= {LOCK, EPOCH, VKEY_FILE, DETAILS_FILE, WAL_FILE}:
+        return False
+    has_details = DETAILS_FILE in found and (directory / DETAILS_FILE).stat().st_size > 0
+    return not has_details and (WAL_FILE not in found or not read_wal(directory).entries)
+
+
 def create_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHistory]:
-    """Start a ledger in a directory that is new or empty; open it for writing.
+    """Start a ledger in a directory that is new or empty, but for what a killed start has left; open it for writing.
+
+    The checkpoint comes last: a directory that has one has a ledger.
 
     Raises:
         LedgerError: the directory has files. OSError: it can't be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
+    if not is_unbegun(directory):
         raise LedgerError(
             f"{directory} isn't empty, so no new ledger is started in it. Open the ledger that is there, "
             "or name another directory."
@@ -184,12 +200,17 @@ def create_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHist
         head = TreeHead(0, MerkleTree().root())
         replace_file(directory / VKEY_FILE, (key.verifier.text + "\n").encode())
         replace_file(directory / DETAILS_FILE, b"")
-        publish_head(directory, key, head)
-        sync(directory.parent)
-        return _begin(directory, key, lock, Scan(directory, head), head)
+        begun = _begin(directory, key, lock, Scan(directory, head), head)
     except BaseException:
         lock.release()
         raise
+    try:
+        publish_head(directory, key, head)
+        sync(directory.parent)
+    except BaseException:
+        begun[0].close()
+        raise
+    return begun
 
 
 def open_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHistory]:

@@ -1,7 +1,8 @@
 """One rank of `test_parts.py`: `parts_worker.py FOLDER SHARDING STOP [SETTING ...]`; each says in JSON what it saw.
 
 The run in FOLDER/run goes on to the end, or up to step STOP where that isn't 0. A SETTING is `name=JSON`.
-Where the environment has WRITES, the last rank is `slow` to write its part, or is `killed` as it writes the second one.
+Where the environment has WRITES, the last rank is `slow` to write its part, or is `killed` as it writes the second one,
+or the disk is `full` when the first rank finishes the second one.
 Where FOLDER's name begins with `odd`, the model has a convolution that is laid out channels-last.
 """
 
@@ -30,7 +31,7 @@ from cosmati.optim import AdamW, Muon
 from cosmati.train.config import RunConfig
 from cosmati.train.layout.owned import OwnedCut
 from cosmati.train.layout.shard_cut import RowCut
-from cosmati.train.run import saving
+from cosmati.train.run import checkpoints, saving
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
 from cosmati.train.trainer import Trainer
@@ -125,6 +126,14 @@ def disturb(how: str) -> None:
         write(draft, rank, world, *given)
 
     saving.write_part = disturbed
+    finish, finishes = checkpoints.finish_parts, itertools.count(1)
+
+    def finished(*given: Any) -> Any:
+        if how == "full" and next(finishes) == 2:
+            raise OSError(28, "No space left on device")
+        return finish(*given)
+
+    checkpoints.finish_parts = finished
 
 
 def run(base: Path, sharding: Any, stop: int, **settings: Any) -> dict[str, Any]:

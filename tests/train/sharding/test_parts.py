@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -112,6 +113,35 @@ def test_a_rank_that_is_killed_as_it_writes_its_part(
     told = launch(tmp_path / "even", 1, "replicated")
     assert told[0]["signed"] == plain("even")[parts_worker.STEPS]
     assert not list((tmp_path / "even" / "run" / "checkpoints").glob(".draft-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), (ASYNC,)])
+def test_a_full_disk_on_the_first_rank_ends_all(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    ranks = begin_ranks([parts_worker.__file__, tmp_path / "even", "full", "0", *settings], 2, WRITES="full")
+    try:
+        said = [rank.communicate(120)[1] for rank in ranks]
+        assert all(rank.wait() != 0 for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert "No space left on device" in said[0]
+    if not settings:  # Beside the loop the first rank is alone with it, and its end is the others'.
+        assert "CheckpointError: Another rank couldn't write its part of the checkpoint" in said[1]
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000000"]
+
+
+@pytest.mark.slow
+def test_copies_of_parts_are_gone_on_from_by_one_process(
+    tmp_path: Path, plain: Callable[[str], dict[int, str]]
+) -> None:
+    copied = f"checkpoint_to={json.dumps(str(tmp_path / 'elsewhere'))}"
+    launch(tmp_path / "even", 2, "full", 2, copied, ASYNC)
+    shutil.rmtree(tmp_path / "even" / "run" / "checkpoints")
+    told = launch(tmp_path / "even", 1, "replicated", 0, copied)
+    assert told[0]["signed"] == plain("even")[parts_worker.STEPS]
+    there = list_checkpoints(tmp_path / "elsewhere" / "run")
+    assert [read_checkpoint(path).step for path in there] == [4, 3, 2, 1, 0]
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cosmati.data.shards.remote import Remote, RemoteError
 from cosmati.errors import DataError
@@ -78,6 +78,11 @@ class Target(Remote):
             files.mv(to + DRAFT_SUFFIX, to)
 
         self._change(name, send)
+
+    def fetch(self, path: str, to: IO[bytes], *, num_bytes: int | None = None) -> None:
+        """Copy a file into an open one, as `Remote` does; a long one has as much longer as it has to be put there."""
+        self._deadline_seconds = self._least_seconds + (num_bytes or 0) / _BYTES_PER_SECOND
+        super().fetch(path, to, num_bytes=num_bytes)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that aren't there count as removed.

@@ -18,6 +18,7 @@ import torch
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
+from cosmati.ledger.files import is_unbegun
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.row_blinds import secret_commitments
@@ -145,7 +146,7 @@ class LedgerObserver(Observer):
         directory = self._directory
         self._private.mkdir(mode=0o700, exist_ok=True)
         key = load_or_create_key(self._private / "operator.key", name=self._origin)
-        exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
+        exists = not is_unbegun(directory)
         keep_secrets(self._private, may_create=not exists)
         if (directory / "checkpoint").exists():
             refuse_other_secrets(directory, self._private)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -30,6 +31,7 @@ from cosmati.storage.atomic import publish, sync
 from cosmati.train.layout.shares import SharePlan, name_of, root_over
 from cosmati.train.run.parts import DTYPES, INDEX, HeldState, finish_parts, parts_written, read_parts
 
+_NAME = re.compile(r"step-\d{8,}")
 _SIGNED = ("optimizers", "feed", "identity", "initial_root", "phases", "budget_was_read")
 
 
@@ -250,8 +252,20 @@ def publish_checkpoint(draft: Path, *, keep: int) -> Path:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the published checkpoints, newest first."""
-    return sorted(folder.glob("step-*"), reverse=True) if folder.exists() else []
+    """Return the published checkpoints, newest first; what else somebody has put there is none."""
+    found = folder.glob("step-*") if folder.exists() else ()
+    return sorted((path for path in found if is_step_name(path.name) and path.is_dir()), key=step_of, reverse=True)
+
+
+def is_step_name(name: str) -> bool:
+    """Say whether a checkpoint may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def step_of(path: Path) -> int:
+    """Return the step that the name of a checkpoint's folder says; of a draft, and of one that was set aside, too."""
+    found = re.search(r"\d{8,}", path.name)
+    return int(found[0]) if found else 0
 
 
 def choose_checkpoint(folder: Path, which: Literal["newest", "whole"], *, may_move: bool) -> Checkpoint | None:
@@ -304,6 +318,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(msg)
         facts = json.loads((path / "state.json").read_text())
         step = facts.pop("step")
+        if is_step_name(path.name) and step != step_of(path):
+            raise CheckpointError(f"Checkpoint {path} is of step {step}: its folder's name says another number.")
         if (path / INDEX).exists():
             return Checkpoint(step, *read_parts(path), facts)
         return Checkpoint(step, load_file(path / "model.safetensors"), _read_state(path / "state"), facts)

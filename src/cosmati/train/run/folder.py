@@ -6,6 +6,7 @@ monitors.jsonl      what monitors have measured
 attempts.jsonl      each start and end of the run           superseded.jsonl    lines that a restart took anew
 changes.jsonl       what each resume has changed
 checkpoints/        see checkpoints.py
+copies.jsonl        places to which they're copied: see cosmati.records.copies
 ledger/             see cosmati.ledger
 private/            the operator's key and the rows' salt: never part of what is handed on
 lock, epoch         who may write: see cosmati.storage.fence

@@ -36,6 +36,7 @@ from cosmati.train.run.parts import HeldState, Share, write_part
 
 PATIENCE_SECONDS = 600.0
 """That the first rank waits for the others' parts: as long as ranks wait for each other in a collective."""
+_MOMENT_SECONDS = 10.0
 
 
 class Draft(Protocol):
@@ -162,17 +163,11 @@ class Saver:
             if draft is not None:
                 self._flight = Flight(clock, draft, is_first=self._ranks.rank == 0)
             return
-        error: CheckpointError | None = None
-        try:
-            if draft is not None:
-                draft.write()
-        except CheckpointError as raised:
-            error = raised
-        self._refuse_together(error)
-        if draft is not None and self._ranks.rank == 0:
-            self._publish(clock, draft, draft.finish())
+        self._together(lambda: None if draft is None else draft.write())
+        self._await_copy()
+        is_first = self._ranks.rank == 0
+        self._together(lambda: self._publish(clock, draft, draft.finish()) if draft is not None and is_first else None)
         self._share = Share()  # Its memory is needed elsewhere.
-        self._ranks.barrier()
 
     def settle(self, *, copied: bool = False) -> None:
         """Wait for the checkpoint that is being written, and publish it. Every rank has to call.
@@ -189,14 +184,11 @@ class Saver:
             self._flight.written.wait()
         # A rank that has died is found here, by all, and not by the first one that waits for its part.
         self._ranks.barrier()
-        error: CheckpointError | None = None
-        try:
-            self.land(wait=True)
-            if copied and self._copies is not None:
-                self._copies.settle()
-        except CheckpointError as raised:
-            error = raised
-        self._refuse_together(error)
+        self._await_copy()
+        self._together(lambda: self.land(wait=True))
+        if copied:
+            self._await_copy()
+            self._together(lambda: None if self._copies is None else self._copies.settle())
 
     def land(self, *, wait: bool) -> None:
         """Publish what was written beside the loop, if it's finished. No other rank is asked.
@@ -209,6 +201,9 @@ class Saver:
         """
         flight = self._flight
         if flight is None or (flight.is_alive() and not wait):
+            return
+        # Other ranks would wait for this one in the next step.
+        if not wait and self._ranks.is_parallel and self._copies is not None and not self._copies.wait(0.0):
             return
         flight.join()
         self._flight = None
@@ -226,8 +221,20 @@ class Saver:
                 self.land(wait=True)
         if self._copies is not None:
             self._copies.wait()
+            self._copies.warn("")
 
-    def _refuse_together(self, error: CheckpointError | None) -> None:
+    def _await_copy(self) -> None:
+        """Wait for the copy that is under way; ranks ask each other anew, so that none waits too long for an answer."""
+        while self._ranks.agree(self._copies is not None and not self._copies.wait(_MOMENT_SECONDS)):
+            pass
+
+    def _together(self, work: Callable[[], object]) -> None:
+        """Do this rank's share; where that fails on one rank, all refuse."""
+        error: CheckpointError | None = None
+        try:
+            work()
+        except CheckpointError as raised:
+            error = raised
         if self._ranks.agree(error is not None):
             raise error or CheckpointError(
                 "Another rank couldn't write its part of the checkpoint, and says why. Earlier checkpoints are whole."
@@ -239,7 +246,10 @@ class Saver:
         self._check()
         if self._copies is not None:
             self._copies.wait()  # Its files may be the ones that go now.
-        published = publish_checkpoint(draft.path, keep=self._keep)
+        try:
+            published = publish_checkpoint(draft.path, keep=self._keep)
+        except OSError as error:
+            raise not_written(clock.step, self._folder, error) from error
         if self._copies is not None:
             self._copies.begin(published)
 

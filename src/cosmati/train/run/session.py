@@ -14,6 +14,7 @@ from torch import nn
 
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.plan import Plan
+from cosmati.errors import CheckpointError
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import RunFacts
@@ -97,17 +98,29 @@ class OpenRun:
             is_first = self._folder is not None
             if is_first and self._config.checkpoint_to:
                 url = f"{str(self._config.checkpoint_to).rstrip('/')}/{path.name}"  # A recipe has several runs.
-                self._copies = Copies(url, self._config.num_checkpoints)
-                self._copies.fetch(path / "checkpoints", has_ledger=(path / "ledger" / "checkpoint").exists())
-                self._copies.catch_up(path / "checkpoints")
+                self._copies = Copies(url, self._config.num_checkpoints, path)
+                has_ledger = (path / "ledger" / "checkpoint").exists()
+                self._copies.fetch(path / "checkpoints", self._config.resume_from, has_ledger=has_ledger)
             self._ranks.barrier()
-            found = choose_checkpoint(path / "checkpoints", self._config.resume_from, may_move=is_first)
+            with self._saying(Copies.told_of_newest):
+                found = choose_checkpoint(path / "checkpoints", self._config.resume_from, may_move=is_first)
             self._ranks.barrier()
-            yield found
+            with self._saying(Copies.give_back):
+                yield found
         except BaseException:
             if self._folder is not None:
                 self._folder.unlock()
             raise
+
+    @contextmanager
+    def _saying(self, more: Callable[[Copies], str]) -> Iterator[None]:
+        """Say what copies have to do with a checkpoint that can't be gone on from."""
+        try:
+            yield
+        except CheckpointError as error:
+            if self._copies is None or not (words := more(self._copies)):
+                raise
+            raise CheckpointError(f"{error}{words}") from error
 
     def start(
         self,
@@ -125,6 +138,10 @@ class OpenRun:
             state_digest: of the checkpoint from which it goes on, if it does.
         """
         path = self._config.run_folder
+        if self._copies is not None and path is not None:
+            self._copies.claim()
+            if state_digest is not None:
+                self._copies.catch_up(path / "checkpoints" / f"step-{clock.step:08d}")
         _ = self._evaluate_every, self._checkpoint_seconds or self._checkpoint_every  # What has no step is found now.
         if self._folder is not None:
             self._folder.write("running", plan or self.facts.plan, clock, None)
