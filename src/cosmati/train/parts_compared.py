@@ -18,7 +18,7 @@ from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
 from cosmati.train.cutting import shortage
 from cosmati.train.held import remember
-from cosmati.train.layout.peers import ReplicaPeers
+from cosmati.train.layout.in_replicas import InReplicas
 
 NUM_ROWS = 2
 """Of a microbatch, that are computed whole: a rank has room for a part of one."""
@@ -40,7 +40,9 @@ def refuse_unlike_parts(
         PlanError: on all ranks.
     """
     number, model = a.config.virtual_shards, a.model
+    parts = a.layout.parts if isinstance(a.layout, InReplicas) else None
     assert number is not None, "in replicas"
+    assert parts is not None, "of several ranks"
     assert isinstance(model, ComputesInParts), "it was asked"
     few = batch.select(slice(0, NUM_ROWS))
     put_back = remember(roots)
@@ -62,7 +64,7 @@ def refuse_unlike_parts(
                 raise
         finally:
             put_back()
-            model.compute_in_parts(VirtualShards(number, ReplicaPeers(a.ranks)))
+            model.compute_in_parts(parts.shards)
     everyone = {name for told in a.ranks.told_by_all({"differ": sorted(differ)}) for name in told["differ"]}
     if found := sorted(everyone, key=lambda name: (name.startswith(_GRADIENT), name)):
         more = f" and {len(found) - 3} more" if found[3:] else ""

@@ -56,11 +56,11 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
             "`compute_in_parts`, as the project's GPT has. Leave out virtual_shards and tensor_parallel."
         )
         raise PlanError(msg)
-    if ranks.degree == 1:
-        _checked(model, shards := VirtualShards(number), model.compute_in_parts(shards))
-        return None
-    ranks.in_lockstep, peers = True, ReplicaPeers(ranks)
-    return Parts(peers, _checked(model, shards := VirtualShards(number, peers), model.compute_in_parts(shards)))
+    ranks.in_lockstep |= ranks.degree > 1
+    peers = ReplicaPeers(ranks)
+    shards = VirtualShards(number, peers if ranks.degree > 1 else None)
+    cut = _checked(model, shards, model.compute_in_parts(shards))
+    return Parts(peers, cut, shards) if ranks.degree > 1 else None
 
 
 def _checked(model: nn.Module, shards: VirtualShards, told: object) -> Mapping[str, int]:

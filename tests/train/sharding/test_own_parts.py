@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 
+from cosmati.core.batch import Batch, Lineage
+from cosmati.core.loss import LanguageModel
+from cosmati.core.virtual_shards import VirtualShards
 from cosmati.errors import PlanError
+from cosmati.train.layout.in_replicas import InReplicas, Parts
+from cosmati.train.layout.peers import ReplicaPeers
+from cosmati.train.parts_compared import refuse_unlike_parts
 from tests.processes import launch_ranks
-from tests.train.sharding.mistaken_worker import Own, planned, said_of
+from tests.train.sharding.mistaken_worker import ROWS, SHARDS, TOKENS, Own, planned, said_of
 
 NAMED = {
     "no copies": "the gradient of embedding.weight",
     "no total": "the loss",
+    "draws on the last rank": "draws",
     "draws": "draws",
     "statistics": "statistics",
     "a bias in each part": "the gradient of bias",
 }
 
 
-@pytest.mark.parametrize(
-    "slips", [("draws", "a bias in each part"), pytest.param(tuple(NAMED), marks=pytest.mark.slow)]
-)
-def test_a_slip_that_several_ranks_alone_would_show_is_refused_by_all_before_a_step(slips: tuple[str, ...]) -> None:
+def test_a_slip_that_several_ranks_alone_would_show_is_refused_by_all_before_a_step() -> None:
     alone = said_of("none", 1)
-    for said in launch_ranks(["-m", "tests.train.sharding.mistaken_worker", "2", ",".join(("none", *slips))], 2):
+    slips = ",".join(("none", "another loss each time", *NAMED))
+    for said in launch_ranks(["-m", "tests.train.sharding.mistaken_worker", "2", slips], 2):
         found = json.loads(said)
         assert found.pop("none") == alone
-        assert found.keys() == {*slips}
+        assert found.pop("another loss each time").endswith("4 runs"), "that says nothing of its parts"
+        assert found.keys() == NAMED.keys()
         for slip, told in found.items():
             assert told.startswith("With tensor_parallel=2, Own computes other bits than in one process: ")
             assert NAMED[slip] in told, slip
@@ -52,6 +61,27 @@ def test_what_a_model_says_of_its_parts_is_looked_at_on_one_rank_too(told: Any, 
 def test_names_that_are_none_and_dimensions_from_the_end_are_taken() -> None:
     trainer = planned(Own(told={"up.weight": -2, "inner.down.weight": 1}))
     assert trainer.fit().outcome == "completed"
+
+
+@pytest.mark.parametrize(("error", "is_short"), [(MemoryError(), True), (RuntimeError("another"), False)])
+def test_nothing_is_compared_where_memory_is_too_short_for_it(error: Exception, is_short: bool) -> None:
+    assembly = planned(model := Own()).assembly
+    parts = Parts(ReplicaPeers(assembly.ranks), {}, shards := VirtualShards(SHARDS))
+    model.compute_in_parts(shards)
+    layout = InReplicas(model, assembly.regions, assembly.ranks, 2, parts)
+    assembly = dataclasses.replace(assembly, layout=layout)
+    batch = Batch(ROWS, Lineage(torch.arange(len(ROWS)), torch.zeros(len(ROWS))))
+
+    def objective(rows: Batch) -> torch.Tensor:
+        assert rows.num_rows == 2
+        if model.shards is not shards:
+            raise error
+        return LanguageModel(TOKENS)(model, rows.data).mean()
+
+    expected = nullcontext() if is_short else pytest.raises(RuntimeError, match="another")
+    with assembly.statistics.captured(), expected:
+        refuse_unlike_parts(assembly, {"": model}, objective, batch)
+    assert model.shards is shards
 
 
 @pytest.mark.parametrize("hooked", ["register_hook", "register_post_accumulate_grad_hook"])

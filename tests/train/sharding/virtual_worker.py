@@ -29,7 +29,7 @@ from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing
 from cosmati.models.gpt import GPT, GPTConfig
-from cosmati.optim import SGD, AdamW, Cosine, Muon
+from cosmati.optim import SGD, SOAP, AdamW, Cosine, Lion, Muon, NorMuon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.storage.atomic import create_secret
@@ -85,6 +85,8 @@ CASES: dict[str, dict[str, Any]] = {
     "documents": {"model": {"document_end": 3, "logit_soft_cap": 5.0}, "optimizers": [ADAMW], "methods": [SWA()]},
     "frozen": {"optimizers": [ADAMW], "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
     "double": {"type": torch.float64, "optimizers": [ADAMW], "methods": [EMA(half_life="3ba")]},
+    "soap": {"optimizers": [SOAP(lr=1e-2, precondition_frequency=2)], "methods": [CLIPPED]},
+    "rows": {"optimizers": [NorMuon(lr=0.02), Lion(lr=1e-3)]},
     "own": {"own": True, "optimizers": [ADAMW]},
     "narrow": {"type": torch.bfloat16, "optimizers": [ADAMW]},
 }
