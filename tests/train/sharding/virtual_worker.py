@@ -2,7 +2,7 @@
 
 CASES have commas between. Rank 0 writes what came out of each as JSON. STOP 0 goes to the end; U 0 cuts nothing. Where
 the environment has DIES_AT, `RANK NUMBER`, that rank kills itself as it begins that exchange with others; CONTROL sums
-parts otherwise than in the tree.
+parts otherwise than in the tree, and COMPARES lets it be seen before the first step.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from cosmati.optim import SGD, SOAP, AdamW, Cosine, Lion, Muon, NorMuon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.storage.atomic import create_secret
+from cosmati.train import gradients
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, batches
 from cosmati.train.layout.in_replicas import InReplicas
@@ -160,7 +161,9 @@ def make_trainer(
 
 
 def control(kind: str) -> None:
-    """Sum parts in the collective's own order, or from left to right."""
+    """Sum parts in the collective's own order, or from left to right, and let nobody compare them before."""
+    if "COMPARES" not in os.environ:
+        gradients.refuse_unlike_parts = lambda *_: None
 
     def total(self: ReplicaPeers, own: Tensor) -> Tensor:
         if kind == "all_reduce":
