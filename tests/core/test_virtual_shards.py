@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cosmati.core.virtual_shards import VirtualShards, compute_whole, fold, has_hooks
+from cosmati.errors import PlanError
 
 U = 8
 FLOATS = st.floats(-(2.0**30), 2.0**30, width=32)
@@ -180,3 +181,22 @@ def test_hooks_are_seen(hook: str) -> None:
     assert not has_hooks(module)
     getattr(module, hook)(lambda *_: None)
     assert has_hooks(module)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((18, 8), 0), ((6, 8), 0), ((8, 12), -1), ((8, 8), 2), ((8, 8), -3)])
+def test_parts_of_unlike_shapes_are_refused(shape: tuple[int, ...], dim: int) -> None:
+    """PyTorch would cut 18 rows into 3, 3, ... and none, and ranks would send unlike lengths."""
+    shards = VirtualShards(U)
+    for cut in (shards.weights, shards.slices):
+        with pytest.raises(PlanError, match=rf"shape \({shape[0]}, {shape[1]}\) can't be cut along dimension {dim} "):
+            cut(torch.zeros(shape), dim)
+    assert len(shards.weights(torch.zeros(16, 8), -2)) == U
+
+
+def test_each_part_is_summed_by_itself() -> None:
+    """What a process has summed by itself would be another tree on another number of ranks."""
+    parts = [torch.ones(2)] * U
+    assert torch.equal(VirtualShards(U).total(parts), torch.full((2,), float(U)))
+    for wrong in (parts[:1], parts[: U // 2], parts * 2):
+        with pytest.raises(PlanError, match=f"computes 8 of virtual_shards=8 parts, and {len(wrong)} are to be summed"):
+            VirtualShards(U).total(wrong)

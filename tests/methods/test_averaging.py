@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.clock import Budget, Time
+from cosmati.core.loss import Classification
+from cosmati.core.method import Method
+from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
+from cosmati.methods import EMA, SWA, LayerFreezing
 from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
@@ -17,7 +24,12 @@ from cosmati.methods.building_blocks.averaging import (
     start_averages,
     steps_of,
 )
+from cosmati.optim import AdamW
 from cosmati.testing.pieces import weights_of
+from cosmati.train.config import RunConfig
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from cosmati.train.trainer import Trainer
+from tests.train.elastic_worker import StopAt
 
 
 def budget(span: str = "100ba", **options: float) -> Budget:
@@ -75,20 +87,20 @@ def test_averages_start_as_wide_copies_of_what_learns() -> None:
 def test_what_moved_since_the_last_update_is_in_the_next() -> None:
     state = start_averages(weights_of(model()), 3)
     order = list(averages_of(state))
-    state, names = note_moved(state, frozenset({order[1]}), is_due=False)
+    state, names = note_moved(state, order, frozenset({order[1]}), is_due=False)
     assert (names, state["moved"].tolist()) == ([], [False, True, False])
-    state, names = note_moved(state, frozenset({order[2]}), is_due=True)
+    state, names = note_moved(state, order, frozenset({order[2]}), is_due=True)
     assert (names, state["moved"].tolist()) == ([order[1], order[2]], [False] * 3)
-    state, names = note_moved(state, None, is_due=True)
+    state, names = note_moved(state, order, None, is_due=True)
     assert names == order
 
 
 def test_at_every_step_there_is_nothing_to_remember() -> None:
     state = start_averages(weights_of(model()), 1)
     order = list(averages_of(state))
-    assert note_moved(state, None, is_due=True) == (state, order)
-    assert note_moved(state, frozenset({order[0]}), is_due=True)[1] == [order[0]]
-    assert note_moved(state, None, is_due=False)[1] == []
+    assert note_moved(state, order, None, is_due=True) == (state, order)
+    assert note_moved(state, order, frozenset({order[0]}), is_due=True)[1] == [order[0]]
+    assert note_moved(state, order, None, is_due=False)[1] == []
 
 
 def test_averages_go_their_share_of_the_way() -> None:
@@ -101,3 +113,40 @@ def test_averages_go_their_share_of_the_way() -> None:
     approach([], [], 0.5)
     with pytest.raises(ValueError, match="zip"):
         approach(averages, weights, [0.5])
+
+
+class Staged(nn.Module):
+    """Its parameters' names aren't in their own order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x).relu()).relu())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [EMA(half_life="2ba", update_interval="3ba"), SWA(swa_start="1ba", update_interval="1ba")],
+    ids=lambda method: type(method).__name__,
+)
+def test_what_has_moved_is_known_by_name_after_a_resume(tmp_path: Path, method: Method) -> None:
+    """Some parameters freeze in the run: flags and counts are each parameter's own; checkpoints sort names."""
+
+    def trained(folder: Path, stops: Sequence[int]) -> dict[str, Tensor]:
+        for stop in stops:
+            torch.manual_seed(0)
+            data = InMemory((torch.randn(48, 4), torch.randint(2, (48,))), 6)
+            config = RunConfig(budget="8ba", num_microbatches=1, num_threads=1, run_folder=folder)
+            methods = [method, LayerFreezing(freeze_start=0.1, freeze_level=1.0)]
+            optimizers = AdamW(lr=1e-2)
+            given = {"optimizers": optimizers, "methods": methods, "observers": [StopAt(stop)], "config": config}
+            Trainer(Staged(), Classification(2), data, **given).fit()
+        return dict(read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).state)
+
+    whole, resumed = trained(tmp_path / "whole", [0]), trained(tmp_path / "resumed", [2, 4, 0])
+    assert whole.keys() == resumed.keys()
+    assert [name for name, value in whole.items() if not torch.equal(value, resumed[name])] == []
+    counts = [value for name, value in whole.items() if name.endswith("counts")]
+    assert all(len(set(one.tolist())) > 1 for one in counts), "they aren't all alike"

@@ -234,3 +234,13 @@ def test_memory_that_is_really_short(num_microbatches: int) -> None:
     pieces, step = map(int, done.stdout.split())
     assert pieces * num_microbatches >= 4
     assert step == 2
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_in_lockstep_a_pass_that_broke_off_is_not_begun_anew(in_backward: bool) -> None:
+    """Ranks that meet within a pass would meet at other places: the error ends the run."""
+    trainer = trainer_of(loss := Short(4, from_call=4, in_backward=in_backward))
+    trainer.assembly.ranks.in_lockstep = True
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        trainer.fit()
+    assert (loss.num_calls, trainer.clock.step) == (5, 2)

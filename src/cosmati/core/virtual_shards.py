@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from cosmati.errors import PlanError
+
 
 class Peers(Protocol):
     """The ranks that share the parts of one microbatch."""
@@ -105,19 +107,57 @@ class VirtualShards:
         return copied
 
     def slices(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
-        """Return this process's slices of a tensor that is cut into U along a dimension; its gradient is whole."""
+        """Return this process's slices of a tensor that is cut into U along a dimension; its gradient is whole.
+
+        Raises:
+            PlanError: they would have unlike shapes.
+        """
+        self.refuse_unequal("A tensor", tensor, dim)
         cut: tuple[Tensor, ...] = _Slices.apply(self, tensor, dim, None)  # type: ignore[no-untyped-call]
         return cut
 
     def weights(self, parameter: Tensor, dim: int) -> tuple[Tensor, ...]:
-        """Return this process's slices of a parameter; its gradient has zeros for the others' where that's put off."""
+        """Return this process's slices of a parameter; its gradient has zeros for the others' where that's put off.
+
+        Raises:
+            PlanError: they would have unlike shapes.
+        """
+        self.refuse_unequal("A parameter", parameter, dim)
         cut: tuple[Tensor, ...] = _Slices.apply(self, parameter, dim, id(parameter))  # type: ignore[no-untyped-call]
         return cut
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the sum over all U parts, of which these are this process's; they have one shape and type."""
+        """Return the sum over all U parts, of which these are this process's; they have one shape and type.
+
+        Raises:
+            PlanError: they're more or fewer.
+        """
+        if len(parts) != len(self.own):
+            msg = (
+                f"This process computes {len(self.own)} of virtual_shards={self.number} parts, and {len(parts)} are to "
+                "be summed. Give `total` what each slice of `weights` gives, one tensor for each."
+            )
+            raise PlanError(msg)
         summed: Tensor = _Total.apply(self, *parts)  # type: ignore[no-untyped-call]
         return summed
+
+    def refuse_unequal(self, what: str, tensor: Tensor, dim: int) -> None:
+        """Refuse to cut a tensor into U parts of unlike shapes.
+
+        Args:
+            what: it is, as a sentence begins.
+            tensor: to be cut.
+            dim: along which dimension.
+
+        Raises:
+            PlanError: U doesn't divide it, or there is no such dimension.
+        """
+        if not -tensor.ndim <= dim < tensor.ndim or tensor.shape[dim] % self.number:
+            msg = (
+                f"{what} of shape {tuple(tensor.shape)} can't be cut along dimension {dim} into virtual_shards="
+                f"{self.number} equal parts. Cut along one that this number divides, or take a smaller number."
+            )
+            raise PlanError(msg)
 
     def summed(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum over all U parts, without a gradient: taken in float32, or in float64 where they are."""

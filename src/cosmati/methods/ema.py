@@ -116,7 +116,7 @@ class EMA(Method):
         with torch.no_grad():
             if not state:
                 return start_averages(weights, interval) if is_due else state
-            state, chosen = note_moved(state, learnt, is_due=is_due)
+            state, chosen = note_moved(state, weights.names, learnt, is_due=is_due)
             if chosen:
                 averages = averages_of(state)
                 share = 1.0 - self._smoothing(at.budget_told, interval)

@@ -113,11 +113,10 @@ class SWA(Method):
         with torch.no_grad():
             if not state:
                 return self._started(weights, interval) if is_due else state
-            state, chosen = note_moved(state, learnt, is_due=is_due)
+            state, chosen = note_moved(state, weights.names, learnt, is_due=is_due)
             if not chosen:
                 return state
-            averages = averages_of(state)
-            names = list(averages)
+            averages, names = averages_of(state), weights.names
             counts = state[_COUNTS].cpu() + torch.tensor([name in set(chosen) for name in names])
             taken = dict(zip(names, counts.tolist(), strict=True))
             approach(

@@ -38,6 +38,7 @@ from cosmati.train.held import remember
 from cosmati.train.layout.layout import Slot
 from cosmati.train.leaf_facts import ALONE, NO_LEAF, SHORT, LeafFacts, LeafFigures, even_loss, figures_in, table_of
 from cosmati.train.marks import Repeated
+from cosmati.train.parts_compared import refuse_unlike_parts
 from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
@@ -112,6 +113,7 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._looked_at = -1
+        self._has_compared = False
         losses = [turn.loss for turn in assembly.turns]
         self._roots = {"": assembly.model, **loss_roots(losses)}
         self._apart = RunApart(assembly.model, self._roots)
@@ -138,11 +140,14 @@ class StepPasses:
                 the first pass, by the weights as they are, entropies.
 
         Raises:
-            PlanError: a parameter was frozen since the plan. (Between sub-steps a loss may do so for a while.)
+            PlanError: a parameter was frozen since the plan (between sub-steps a loss may do so for a while), or ranks
+                that compute a microbatch together have other bits than one does.
             OutOfMemoryError: a rank's memory is too short; all of them raise it.
         """
         if turn is self._a.turns[0] and not all(p.tensor.requires_grad for p in self._a.layout.parameters):
             self._a.check_unchanged()
+        if not self._has_compared and self._a.ranks.degree > 1:
+            self._compare(step, turn)
         given = Repeated(step.batches) if self._again else None
         gradients = self._pass(step, turn, due)
         # Afterwards, when it's known whether they wait for other ranks, who may not look: then nothing is promised.
@@ -305,6 +310,13 @@ class StepPasses:
                         if at.microbatch in looked:
                             see = partial(self._look_at_packs, batch, at, turn, self._scale(step), route)
                             self._apart.settled(see, route.tokens)
+
+    def _compare(self, step: StepInput, turn: Turn) -> None:
+        """Compare, before the first step, what ranks compute together with what one does."""
+        self._has_compared = True
+        forward = partial(self._forward, position=step.positions[0], turn=turn, masks=None)
+        scale = self._scale(step)
+        refuse_unlike_parts(self._a, self._roots, lambda rows: _objective(forward(rows), scale)[0], step.batches[0])
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

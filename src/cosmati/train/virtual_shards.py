@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from cosmati.core.isolated import isolated_modules
@@ -54,11 +56,35 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
             "`compute_in_parts`, as the project's GPT has. Leave out virtual_shards and tensor_parallel."
         )
         raise PlanError(msg)
-    if ranks.degree == 1:
-        model.compute_in_parts(VirtualShards(number))
-        return None
-    ranks.in_lockstep, peers = True, ReplicaPeers(ranks)
-    return Parts(peers, model.compute_in_parts(VirtualShards(number, peers)))
+    ranks.in_lockstep |= ranks.degree > 1
+    peers = ReplicaPeers(ranks)
+    shards = VirtualShards(number, peers if ranks.degree > 1 else None)
+    cut = _checked(model, shards, model.compute_in_parts(shards))
+    return Parts(peers, cut, shards) if ranks.degree > 1 else None
+
+
+def _checked(model: nn.Module, shards: VirtualShards, told: object) -> Mapping[str, int]:
+    """Return what a model says of its parameters that are cut, without names that are none.
+
+    Raises:
+        PlanError: it doesn't say it so; or one can't be cut so, or has hooks, which would see a part of its gradient.
+    """
+    if not isinstance(told, Mapping) or not all(isinstance(dim, int) for dim in told.values()):
+        msg = (
+            f"{type(model).__name__}.compute_in_parts returned {told!r:.200}. Return the names of the "
+            'parameters that are cut, and the dimension along which each is: {"up.weight": 0, "down.weight": 1}.'
+        )
+        raise PlanError(msg)
+    cut = {name: (one, told[name]) for name, one in model.named_parameters() if name in told}
+    for name, (parameter, dim) in cut.items():
+        shards.refuse_unequal(name, parameter, dim)
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001
+            msg = (
+                f"{name} has hooks, and with virtual_shards={shards.number} ranks have a part of its gradient each. "
+                "Leave them out, or virtual_shards."
+            )
+            raise PlanError(msg)
+    return {name: dim for name, (_, dim) in cut.items()}
 
 
 def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cosmati.core.virtual_shards import VirtualShards
 from cosmati.errors import PlanError
 from cosmati.routing.regions import partition_parameters
 from cosmati.train.direction_sketch import DirectionSketch
@@ -44,7 +45,7 @@ def layout_of(peers: SecondOfTwo) -> tuple[nn.Module, InReplicas]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2), nn.Linear(2, 2))
     cut = {"0.weight": 0, "2.weight": 1, "gone.weight": 0}
-    parts = Parts(cast("ReplicaPeers", peers), cut)
+    parts = Parts(cast("ReplicaPeers", peers), cut, VirtualShards(2, peers))
     return model, InReplicas(model, partition_parameters(model), Ranks(), len(ROUTES), parts)
 
 

@@ -29,6 +29,7 @@ from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import ExportError, PlanError
+from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
@@ -341,6 +342,7 @@ def standing(ledger: Path) -> list[Any]:
             entry.step,
             [[cell.class_id, cell.num_rows, cell.weight, cell.row_commitment.hex()] for cell in entry.microbatches],
             repr(sorted(opened.norms(item, entry, tables)[0].items())),
+            {name: value for name, value in decode_details(item.details or b"{}").items() if name != "when"},
         ]
         for item, entry, tables in opened.steps()
         if item.index in opened.standing

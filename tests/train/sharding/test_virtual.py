@@ -67,6 +67,12 @@ def test_what_the_tree_prevents_happens_without_it(tmp_path: Path, alone: Any, c
 
 
 @pytest.mark.slow
+def test_what_the_tree_prevents_would_be_seen_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="tensor_parallel=4, GPT computes other bits than in one process"):
+        launch(tmp_path, (1, 4), ("everything",), CONTROL="all_reduce", COMPARES="1")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [0, 2])
 def test_other_numbers_of_shards_have_other_bits_of_the_same_function(tmp_path: Path, alone: Any, shards: int) -> None:
     found, whole = launch(tmp_path, (1, 1), QUICK[:1], shards=shards)[QUICK[0]], alone(QUICK)[QUICK[0]]

@@ -46,6 +46,7 @@ def planned(model: nn.Module | None = None, **changed: Any) -> Trainer:
     [
         ({"sharding": "full"}, "sharding='full'"),
         ({"compile_blocks": True}, "compile_blocks"),
+        ({"gather_precision": "bfloat16"}, "gather_precision='bfloat16'"),
         ({"entropy_every": 1}, "entropy_every"),
         ({"methods": [SeqLengthWarmup()]}, "SeqLengthWarmup"),
         ({"loss": TURNS, "optimizers": EACH}, "several sub-steps"),
@@ -104,6 +105,13 @@ def test_the_number_of_shards_is_a_power_of_two(number: int) -> None:
 def test_the_degree_divides_the_shards(degree: int, shards: int | None) -> None:
     with pytest.raises(PlanError, match=f"tensor_parallel = {degree} ranks can't share virtual_shards={shards}"):
         RunConfig(virtual_shards=shards, tensor_parallel=degree)
+
+
+def test_ranks_that_make_no_whole_replicas_are_refused() -> None:
+    ranks = Ranks.alone()
+    ranks.world = 3
+    with pytest.raises(PlanError, match="3 ranks can't be replicas of tensor_parallel=2 ranks each"):
+        ranks._join(2)
 
 
 def test_other_names_lead_here() -> None:

@@ -2,7 +2,7 @@
 
 CASES have commas between. Rank 0 writes what came out of each as JSON. STOP 0 goes to the end; U 0 cuts nothing. Where
 the environment has DIES_AT, `RANK NUMBER`, that rank kills itself as it begins that exchange with others; CONTROL sums
-parts otherwise than in the tree.
+parts otherwise than in the tree, and COMPARES lets it be seen before the first step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing
 from cosmati.models.gpt import GPT, GPTConfig
-from cosmati.optim import SGD, AdamW, Cosine, Muon
+from cosmati.optim import SGD, SOAP, AdamW, Cosine, Lion, Muon, NorMuon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.storage.atomic import create_secret
+from cosmati.train import gradients
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, batches
 from cosmati.train.layout.in_replicas import InReplicas
@@ -85,6 +86,8 @@ CASES: dict[str, dict[str, Any]] = {
     "documents": {"model": {"document_end": 3, "logit_soft_cap": 5.0}, "optimizers": [ADAMW], "methods": [SWA()]},
     "frozen": {"optimizers": [ADAMW], "methods": [LayerFreezing(freeze_start=0.2, freeze_level=1.0)]},
     "double": {"type": torch.float64, "optimizers": [ADAMW], "methods": [EMA(half_life="3ba")]},
+    "soap": {"optimizers": [SOAP(lr=1e-2, precondition_frequency=2)], "methods": [CLIPPED]},
+    "rows": {"optimizers": [NorMuon(lr=0.02), Lion(lr=1e-3)]},
     "own": {"own": True, "optimizers": [ADAMW]},
     "narrow": {"type": torch.bfloat16, "optimizers": [ADAMW]},
 }
@@ -158,7 +161,9 @@ def make_trainer(
 
 
 def control(kind: str) -> None:
-    """Sum parts in the collective's own order, or from left to right."""
+    """Sum parts in the collective's own order, or from left to right, and let nobody compare them before."""
+    if "COMPARES" not in os.environ:
+        gradients.refuse_unlike_parts = lambda *_: None
 
     def total(self: ReplicaPeers, own: Tensor) -> Tensor:
         if kind == "all_reduce":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,12 +60,19 @@ def averages_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(_AVERAGE): value for name, value in state.items() if name.startswith(_AVERAGE)}
 
 
-def note_moved(state: State, learnt: frozenset[str] | None, *, is_due: bool) -> tuple[State, list[str]]:
+def note_moved(
+    state: State, names: Sequence[str], learnt: frozenset[str] | None, *, is_due: bool
+) -> tuple[State, list[str]]:
     """Note which parameters moved in this step; where an update is due, return those that moved since the last one.
 
     A parameter that hasn't moved is left out of an update: absent from a step means absent from the average.
+
+    Args:
+        state: of the averages. A checkpoint brings it back in another order of names.
+        names: of the parameters, in the model's order, which flags go by.
+        learnt: names of those that moved; None for all.
+        is_due: whether an update is.
     """
-    names = list(averages_of(state))
     moved = [learnt is None or name in learnt for name in names]
     if _MOVED in state:
         # Flags live on the host; a checkpoint brings them back on the device.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
+from cosmati.core.virtual_shards import VirtualShards
 from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
@@ -29,10 +30,12 @@ class Parts(NamedTuple):
     Attributes:
         peers: these ranks.
         cut: names of the parameters that are cut, and the dimension along which each is.
+        shards: that the model was told of.
     """
 
     peers: ReplicaPeers
     cut: Mapping[str, int]
+    shards: VirtualShards
 
 
 class InReplicas(Whole):
@@ -45,6 +48,9 @@ class InReplicas(Whole):
         num_microbatches: V.
         parts: what a replica's ranks share; None where it has one rank.
         rounds: passes read weights rounded to bfloat16.
+
+    Attributes:
+        parts: as given.
     """
 
     def __init__(
@@ -58,7 +64,7 @@ class InReplicas(Whole):
         rounds: bool = False,
     ) -> None:
         super().__init__(model, regions, ranks, num_microbatches, rounds=rounds)
-        self._parts = parts
+        self.parts = parts
         self._is_put_off = False
 
     @contextmanager
@@ -72,10 +78,10 @@ class InReplicas(Whole):
     ) -> Iterator[WholeStep]:
         """Open a pass over the step's microbatches."""
         with super().step(routes, learns, measure=measure, sketch=sketch) as step:
-            if self._parts is None or measure or sketch is not None:
+            if self.parts is None or measure or sketch is not None:
                 yield step
                 return
-            peers, cut = self._parts
+            peers, cut, _ = self.parts
             with peers.putting_off({id(p.tensor): cut[p.name] for p in self.parameters if p.name in cut}):
                 self._is_put_off = True
                 try:
@@ -89,9 +95,9 @@ class InReplicas(Whole):
 
     def put_together(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole gradients, of which this rank has its own parts where the others were put off."""
-        if self._parts is None or not self._is_put_off:
+        if self.parts is None or not self._is_put_off:
             return tensors
-        peers, cut = self._parts
+        peers, cut, _ = self.parts
         own = {
             name: tensors[name].chunk(peers.degree, dim)[peers.place] for name, dim in cut.items() if name in tensors
         }

@@ -17,6 +17,8 @@ from cosmati.train.ranks import Ranks, all_gather
 
 _REGISTERED = ("_parameters", "_modules", "_buffers")
 """Attributes of a module, in which parameters are as they should be."""
+_ALIGNMENT = 16
+"""Bytes: products' bits follow where a matrix begins beside their multiples, and what's gathered begins at one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,8 @@ def refuse_uncuttable(model: nn.Module) -> None:
     """Refuse a model whose parameters can't be cut by rows.
 
     Raises:
-        PlanError: they're of several types, or one is a scalar, or empty, or not contiguous, or has hooks; or a module
-            holds some in an attribute of its own.
+        PlanError: they're of several types, or one is a scalar, or empty, or not contiguous, or begins at an odd
+            place in memory, or has hooks; or a module holds some in an attribute of its own.
     """
     named = dict(model.named_parameters())
     own = {id(parameter) for parameter in named.values()}
@@ -184,6 +186,8 @@ def refuse_uncuttable(model: nn.Module) -> None:
             if parameter.numel() == 0
             else ("isn't contiguous in memory", "Make it contiguous")
             if not parameter.is_contiguous()
+            else (f"begins between multiples of {_ALIGNMENT} bytes in memory", "Give it memory of its own: clone it")
+            if parameter.data_ptr() % _ALIGNMENT
             else ("has hooks, which its pieces wouldn't have", "Register them on a module")
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)  # noqa: SLF001
             else None
