@@ -190,6 +190,63 @@ def test_resuming_takes_what_has_ended_or_is_lost(home: Path, begun: list[list[s
     assert "Which job is to go on?" in said("resume", "train-1", "--lost", status=1)
 
 
+def stopped_job(home: Path, **changes: Any) -> LaunchedJob:
+    """Put a job into the queue that has trained ten minutes and was stopped."""
+    with JobQueue(home) as jobs:
+        job = jobs.add(asked(**changes))
+        jobs.hold(job.id, "me")
+        jobs.begin_attempt(job.id, "me", JobAttempt(number=0, started=1.7e9, ranks=4, seconds=600.0, outcome="stopped"))
+        jobs.move(job.id, LaunchState.PENDING, LaunchState.STOPPED, reason="its 600 s are over")
+        return jobs.get(job.id)
+
+
+def test_a_job_whose_duration_is_over_goes_on_with_a_longer_one(home: Path, begun: list[list[str]]) -> None:
+    stopped_job(home, max_seconds=600.0)
+    for words in ((), ("--max-duration", "10m"), ("--max-duration", "1m")):
+        told = said("resume", "train-1", *words, status=1)
+        assert "600 s" in told
+        assert "cosmati resume train-1 --max-duration" in told
+    assert "'1' is no duration" in said("resume", "train-1", "--max-duration", "1", status=1)
+    with JobQueue(home) as jobs:  # and nothing of that has changed it
+        assert (jobs.get("train-1").state, jobs.get("train-1").request.max_seconds) == (LaunchState.STOPPED, 600.0)
+    assert begun == []
+    said("resume", "train-1", "--max-duration", "2h")
+    assert "time      10 min of 2 h 00 min" in said("show", "train-1")
+    with JobQueue(home) as jobs:
+        job = jobs.get("train-1")
+        assert (job.state, job.request) == (LaunchState.PENDING, asked(max_seconds=7200.0))
+    assert [command[-1] for command in begun] == ["train-1"]
+
+
+def test_a_job_gets_a_duration_that_had_none_and_one_that_is_lost_too(home: Path, begun: list[list[str]]) -> None:
+    stopped_job(home)
+    sdk.resume("train-1", max_seconds=601.0)
+    with JobQueue(home) as jobs:
+        assert jobs.get("train-1").request.max_seconds == 601.0
+        for was, now in (("PENDING", "QUEUED"), ("QUEUED", "STARTING"), ("STARTING", "RUNNING")):
+            jobs.move("train-1", LaunchState(was), LaunchState(now))
+        sdk.resume("train-1", max_seconds=1200.0)  # it runs, and nobody sees to it
+        assert jobs.get("train-1").request.max_seconds == 1200.0
+        folder_of(home, "train-1").mkdir(exist_ok=True)
+        with FileLock(folder_of(home, "train-1") / "supervisor.lock"), pytest.raises(RunError, match="is RUNNING"):
+            sdk.resume("train-1", max_seconds=9999.0)
+        jobs.move("train-1", LaunchState.RUNNING, LaunchState.COMPLETED)
+        with pytest.raises(RunError, match="is completed"):
+            sdk.resume("train-1", max_seconds=9999.0)
+        assert jobs.get("train-1").request.max_seconds == 1200.0
+    assert "is of one job" in said("resume", "--lost", "--max-duration", "1h", status=1)
+    assert len(begun) == 2
+
+
+def test_a_clone_is_refused_as_a_job_is(home: Path, begun: list[list[str]]) -> None:
+    stopped_job(home)
+    for ranks in ("0", "-2"):
+        assert "A job has one rank at least" in said("clone", "train-1", "--ranks", ranks, status=1)
+    with pytest.raises(RunError, match="a duration is longer than 0 s"):
+        sdk.clone("train-1", max_seconds=-1.0)
+    assert (len(sdk.runs()), begun) == (1, [])
+
+
 def test_a_job_goes_on_with_the_python_that_it_was_launched_with(
     home: Path, begun: list[list[str]], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, RankProgram
-from cosmati.launch.job import JobRequest, LaunchedJob
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
 from cosmati.launch.queue import JobQueue, StaleHolderError
 from cosmati.launch.states import LaunchState
 from cosmati.launch.supervisor import Supervisor, is_supervised, ranks_for
@@ -226,6 +226,22 @@ def test_a_duration_is_of_all_attempts_and_of_no_wall_clock(
     assert 200 <= first.seconds + second.seconds < 220
     assert engine.requests[1].max_seconds == pytest.approx(200 - first.seconds)
     assert (second.outcome, engine.asked) == ("stopped", ["1"])
+
+
+def test_a_job_whose_duration_is_over_begins_no_attempt(jobs: JobQueue) -> None:
+    job = jobs.add(request(max_seconds=200.0))
+    jobs.hold(job.id, "me")
+    lost = JobAttempt(number=0, started=0.0, ranks=4, seconds=200.0, outcome="failed")
+    jobs.begin_attempt(job.id, "me", lost)
+    engine = Scripted(DONE)
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert (jobs.get(job.id).reason, engine.requests) == ("its 200 s are over", [])
+    jobs.give_seconds(job.id, LaunchState.STOPPED, 200.5)
+    jobs.resume(job.id, LaunchState.STOPPED)
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.COMPLETED
+    assert [one.max_seconds for one in engine.requests] == [0.5]
 
 
 def test_a_run_without_a_step_is_dumped_ended_and_begun_anew(

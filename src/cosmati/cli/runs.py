@@ -118,6 +118,9 @@ def resume(
     lost: Annotated[
         bool, typer.Option("--lost", help="All that have lost their supervisor, as when the machine was started anew.")
     ] = False,
+    max_duration: Annotated[
+        str, typer.Option(metavar="TIME", help="Another duration, of all attempts together: 90s, 30m, 8h, 2d.")
+    ] = "",
     queue: QueueOption = None,
 ) -> None:
     """Go on with a job that was stopped, has failed, or has lost its supervisor.
@@ -125,11 +128,15 @@ def resume(
     \b
     Examples:
       cosmati resume digits-1
+      cosmati resume digits-1 --max-duration 16h
       cosmati resume --lost
     """  # noqa: D301
     if lost == (job_id is not None):
         raise RunError("Which job is to go on? Name one (cosmati resume ID), or take all that are lost: --lost.")
-    jobs = commands.resume_lost(queue) if job_id is None else [commands.resume(job_id, queue)]
+    seconds = seconds_of(max_duration) if max_duration else None
+    if seconds is not None and job_id is None:
+        raise RunError("--max-duration is of one job. Name it: cosmati resume ID --max-duration 8h.")
+    jobs = commands.resume_lost(queue) if job_id is None else [commands.resume(job_id, queue, max_seconds=seconds)]
     for job in jobs:
         typer.echo(f"{job.id} goes on. Follow it: cosmati logs {job.id} --follow")
     if not jobs:

@@ -258,6 +258,14 @@ class JobQueue:
             if forgets_places:
                 self._database.execute("DELETE FROM bad_places WHERE job = ?", (job_id,))
 
+    def give_seconds(self, job_id: str, was: LaunchState, seconds: float) -> None:
+        """Let a job's attempts run so long together, from now on.
+
+        Raises:
+            StaleHolderError: it's in another state by now.
+        """
+        self._set(job_id, "AND state = ?", "request = json_set(request, '$.max_seconds', ?)", seconds, given=[was])
+
     def delete(self, job_id: str) -> None:
         """Take a job out that has ended.
 
