@@ -101,6 +101,9 @@ def test_a_job_is_shown_with_its_attempts(home: Path) -> None:
         "without n/3  failed 3 times in a row: SIGKILL",
     ):
         assert line in shown
+    with JobQueue(home) as jobs:
+        jobs.note("train-1", "me", tensor_parallel=2)
+    assert "2 of 4, 1 idle (replicas of 2 ranks, whose number has to divide V = 8)" in said("show", "train-1")
     table = shown.splitlines()[-3:]
     assert table[0].split() == ["attempt", "began", "time", "ranks", "steps", "outcome"]
     assert table[1].endswith("10 min  4      0 to 40  failed   SIGKILL (n/3)")
@@ -328,6 +331,10 @@ def test_a_script_is_run_as_it_is_and_a_recipe_by_cosmati(tmp_path: Path, monkey
     assert script.command == (str(tmp_path / "script.py"), "--out", "runs/{job}")
     assert of_job(script, "a-1").command[-1] == "runs/a-1"
     assert in_own_folder(script) == script
+    (tmp_path / "{job}").mkdir()  # as whoever runs a script without the launcher makes one
+    for name in ("script.py", "slow.py"):
+        (tmp_path / "{job}" / name).write_bytes((tmp_path / name).read_bytes())
+        assert f"{tmp_path}/{{job}}/{name}" in of_job(program_of(f"{{job}}/{name}"), "a-1").command
     recipe = program_of("slow.py", settings=["a=1", "b=2"])
     assert recipe.command[:4] == ("-m", "cosmati", "train", str(tmp_path / "slow.py"))
     assert recipe.command[4:] == ("--run-folder", str(tmp_path / "runs" / "{job}"), "--set", "a=1", "--set", "b=2")
@@ -411,3 +418,28 @@ def test_ctrl_c_stops_a_job_and_a_keeper_begins_its_killed_supervisor_anew(home:
         assert "Stopping after the step in progress" in errors
         assert jobs.get("slow-1").state is LaunchState.STOPPED
         assert marks_of(jobs, "slow-1", "rank")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_recipe_that_has_changed_is_refused_once(
+    home: Path, tmp_path: Path, supervisors: list[PythonProcess]
+) -> None:
+    file = recipe_in(tmp_path, 400, 0.01)
+    job = sdk.launch(str(file), ranks=2)
+    with JobQueue(home) as jobs:
+        until(lambda: jobs.get(job.id).step)
+        sdk.stop(job.id)
+        assert sdk.wait(job.id).state is LaunchState.STOPPED
+        file.write_text(file.read_text().replace("lr=0.01", "lr=0.02"))
+        sdk.resume(job.id)
+        ended = sdk.wait(job.id)
+        assert ended.state is LaunchState.FAILED
+        assert "is of another run: optimizer" in ended.reason
+        assert [one.outcome for one in jobs.attempts(job.id)] == ["stopped", "failed"]
+        assert not jobs.bad_places(job.id)
+        file.write_text(file.read_text().replace("lr=0.02", "lr=0.01"))
+        sdk.resume(job.id)
+        until(lambda: len(jobs.attempts(job.id)) == 3 and jobs.get(job.id).state is LaunchState.RUNNING)
+        sdk.stop(job.id)
+        assert sdk.wait(job.id).state is LaunchState.STOPPED

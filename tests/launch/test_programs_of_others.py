@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmati.errors import RunError
 from cosmati.launch.engine import RankProgram
 from cosmati.launch.guard import end_of, kill_group, mark_of, signal_name
 from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
@@ -204,3 +205,23 @@ def test_a_rank_alone_has_lost_no_other(monkeypatch: pytest.MonkeyPatch) -> None
         assert is_of_others(error) is expected
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not is_of_others(ValueError("the store is closed by its peer"))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:725."), True),
+        (RuntimeError("NCCL communicator was aborted on rank 1."), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (RuntimeError("ncclRemoteError: a remote process exited"), True),
+        (ConnectionResetError("reset"), True),
+        (RuntimeError("restore the weights first"), False),
+        (RuntimeError("speerstore 9 is unknown"), False),
+        (RunError("the connection to the store of rows timed out: bring it back"), False),
+    ],
+)
+def test_what_others_have_caused_is_told_by_whole_words(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: bool
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert is_of_others(error) is expected

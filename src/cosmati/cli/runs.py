@@ -61,7 +61,8 @@ def show(job_id: JobArgument, queue: QueueOption = None) -> None:
     job, attempts, bad = commands.show(job_id, queue)
     home, asked = commands.home_of(queue).absolute(), job.request
     last = attempts[-1] if attempts else None
-    idle = f", {last.idle} idle (the number has to divide V = {job.num_microbatches})" if last and last.idle else ""
+    whole = f"replicas of {job.tensor_parallel} ranks, whose" if job.tensor_parallel > 1 else "the"
+    idle = f", {last.idle} idle ({whole} number has to divide V = {job.num_microbatches})" if last and last.idle else ""
     left = f", about {span(job.seconds_left)} left" if job.seconds_left is not None and job.state not in ENDED else ""
     told = {
         "state": f"{job.state}{_notes(home, job)}",

@@ -227,7 +227,9 @@ def _with_ends(standing: AttemptStanding, folder: Path) -> AttemptStanding:
     own = next((end for end in ends_in(folder).values() if not end.lost_others), None)
     if standing.status == 0 or own is None:
         return standing
-    return replace(standing, status=own.status, reason=own.error, place=own.place, own_fault=True)
+    return replace(
+        standing, status=own.status, reason=own.error, place=own.place, own_fault=True, is_final=own.is_final
+    )
 
 
 def _ended_before(folder: Path) -> AttemptStanding:

@@ -382,7 +382,8 @@ def _end_of(standing: AttemptStanding, progress: RunProgress, *, asked: bool) ->
             if outcome
             else _Ended("completed")
         )
-    return _Ended("failed", standing.reason or "ended without a word", standing.place, standing.own_fault)
+    own, again = standing.own_fault, standing.is_final
+    return _Ended("failed", standing.reason or "ended without a word", standing.place, own, again)
 
 
 def _outcome_of(progress: RunProgress) -> str:
