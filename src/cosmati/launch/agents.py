@@ -102,12 +102,28 @@ def fence_off_earlier(folder: Path) -> None:
     Raises:
         OSError: the run's folder can't be written.
     """
-    note = folder / "run"
-    if note.exists():
-        run = Path(LaunchedRun.from_json(note.read_text()).folder)
+    if told := _told(folder):
+        run = Path(told.folder)
         for path in (run, run / "ledger"):
             fence_off(path, wait_seconds=_LOCK_SECONDS)
 
 
+def _told(folder: Path) -> LaunchedRun | None:
+    note = folder / "run"
+    return LaunchedRun.from_json(note.read_text()) if note.exists() else None
+
+
+def _begin_again(folder: str, *shared: str) -> None:
+    """Fence off who trained before, and say with how many nodes a job may go on whose run has told its T by now.
+
+    Args:
+        folder: of the attempt.
+        shared: ranks and nodes, as `node_counts` takes them, where that's asked.
+    """
+    if shared and (told := _told(Path(folder))):
+        print(*node_counts(int(shared[0]), shared[1], told.tensor_parallel)[0], flush=True)  # noqa: T201  # the answer
+    fence_off_earlier(Path(folder))
+
+
 if __name__ == "__main__":
-    fence_off_earlier(Path(sys.argv[1]))
+    _begin_again(*sys.argv[1:])

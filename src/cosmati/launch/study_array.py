@@ -24,7 +24,7 @@ from typing import Self, TypeVar, cast
 
 from cosmati.errors import RunError
 from cosmati.launch.agents import check_settings
-from cosmati.launch.slurm import OPTIONS, ask_slurm, one_line
+from cosmati.launch.slurm import OPTIONS, as_name, ask_slurm, one_line
 from cosmati.launch.study_task import (
     ARRAY_FILE,
     ASKED_FILE,
@@ -111,7 +111,7 @@ class SlurmStudy:
             "array": f"0-{num_tasks - 1}%{self.num_jobs}",
             "nodes": "1",
             "ntasks": "1",
-            "output": f"{folder}/task-%a.log",
+            "output": f"{as_name(folder)}/task-%a.log",
             "open-mode": "append",
             **self._options(),
         }
