@@ -116,6 +116,7 @@ def _begun_again(folder: Path, ranks: int, nodes: str, there: int, degree: int) 
         folder=str(folder / "run"), attempt=0, num_microbatches=4, num_steps=None, tensor_parallel=degree
     )
     (own / "run").write_text(note.to_json())
+    (folder / "run" / "ledger").mkdir(parents=True)
     for name in ("srun", "scontrol"):
         (folder / name).write_text(f'#!/bin/sh\necho {name} "$*" >> "{folder}/asked"\n')
         (folder / name).chmod(0o755)
@@ -126,6 +127,7 @@ def _begun_again(folder: Path, ranks: int, nodes: str, there: int, degree: int) 
     told = {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(there)}
     more = {"SLURMD_NODENAME": "n0", "PATH": f"{folder}:/usr/bin:/bin"}
     done = subprocess.run(["bash"], input=script, text=True, check=False, env={**told, **more}, capture_output=True)
+    assert (folder / "run" / "epoch").exists(), "who trained before is fenced off"
     assert (own / "status").read_text().strip() == str(done.returncode), done.stderr
     asked = folder / "asked"
     return done.returncode, asked.read_text() if asked.exists() else "", done.stdout
@@ -136,6 +138,11 @@ def test_a_requeued_job_takes_nodes_that_make_whole_replicas(tmp_path: Path, deg
     status, asked, said = _begun_again(tmp_path, 4, "1-4", 3, degree)  # T wasn't known when the script was written
     assert (status, f"srun --nodes={nodes} " in asked) == (0, True)
     assert f"{3 - nodes} of 3 nodes idle." in said
+
+
+def test_a_requeued_job_with_just_enough_nodes_begins(tmp_path: Path) -> None:
+    status, asked, said = _begun_again(tmp_path, 4, "1-2", 2, 4)
+    assert (status, "srun --nodes=2 " in asked, "idle" in said) == (0, True, False)
 
 
 def test_a_requeued_job_with_too_few_nodes_says_so_and_begins_nothing(tmp_path: Path) -> None:

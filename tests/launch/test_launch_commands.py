@@ -250,6 +250,21 @@ def test_a_clone_is_refused_as_a_job_is(home: Path, begun: list[list[str]]) -> N
     assert (len(sdk.runs()), begun) == (1, [])
 
 
+def test_what_has_just_ended_is_gone_on_with_once_its_supervisor_has(
+    home: Path, begun: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_job(home)
+    there = iter([True, True, True, False])
+
+    def is_supervised(*_: object) -> bool:
+        assert not begun
+        return next(there)
+
+    monkeypatch.setattr(commands, "is_supervised", is_supervised)
+    sdk.resume("train-1")
+    assert (list(there), len(begun)) == ([], 1)
+
+
 def test_a_job_goes_on_with_the_python_that_it_was_launched_with(
     home: Path, begun: list[list[str]], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -206,6 +207,16 @@ def test_of_supervisors_that_move_one_job_at_once_one_succeeds(tmp_path: Path) -
     for thread in threads:
         thread.join()
     assert (len(moved), len(refused)) == (1, 7)
+
+
+def test_a_duration_is_given_to_a_job_as_it_was_seen(tmp_path: Path) -> None:
+    with JobQueue(tmp_path) as jobs:
+        job = jobs.add(request())
+        with pytest.raises(StaleHolderError, match="is PENDING by now"):
+            jobs.give_seconds(job.id, LaunchState.STOPPED, 60.0)
+        assert jobs.get(job.id) == job
+        jobs.give_seconds(job.id, LaunchState.PENDING, 60.0)
+        assert jobs.get(job.id).request == replace(job.request, max_seconds=60.0)
 
 
 def test_jobs_are_named_by_what_they_run_and_a_number(tmp_path: Path) -> None:

@@ -526,13 +526,15 @@ def test_what_cannot_be_cancelled_keeps_nothing_else_from_it(
     def scancel(job: str) -> str:
         if job == "1":
             raise RunError("scancel said no: Unable to contact slurm controller")
+        if job == "2":
+            raise RunError("scancel said no: Invalid job id specified")  # it has ended meanwhile
         cancelled.append(job)
         return ""
 
     monkeypatch.setattr(slurm, "scancel", scancel)
     with pytest.raises(RunError, match=r"Slurm's job 1 goes on: scancel said no.*scancel 1"), arrays:
-        arrays._arrays |= dict.fromkeys(("1", "2"), tmp_path)
-    assert cancelled == ["2"]
+        arrays._arrays |= dict.fromkeys(("1", "2", "3"), tmp_path)
+    assert cancelled == ["3"]
 
 
 def test_a_result_that_is_damaged_is_named(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_a_job_that_waits_is_stopped_without_an_attempt(jobs: JobQueue) -> None:
     with Supervisor(jobs, job.id, Scripted(DONE), slots=4) as supervisor:
         assert supervisor.run() is LaunchState.STOPPED
     assert not jobs.attempts(job.id)
+    assert jobs.get(job.id).reason == "stopped before it began"
 
 
 class JumpingClock:
@@ -275,6 +276,36 @@ def test_a_place_that_fails_again_and_again_is_done_without(jobs: JobQueue, tmp_
     assert [one.idle for one in jobs.attempts(job.id)] == [0, 2, 2, 2, 1]
     assert engine.requests[-1].bad == ("n/2",)
     assert jobs.bad_places(job.id) == {"n/2": "failed 3 times in a row: the rank at n/2 was ended by SIGABRT"}
+
+
+def test_a_place_is_done_without_after_three_failures_though_no_step_was_ever_trained(jobs: JobQueue) -> None:
+    bad = AttemptStanding(phase=ENDED, status=-6, reason="it was ended by SIGABRT", place="n/2")
+    engine = Scripted(bad, bad, bad, DONE)
+    job = seen_through(jobs, engine)
+    assert [one.ranks for one in engine.requests] == [4, 4, 4, 2]
+    assert list(jobs.bad_places(job.id)) == ["n/2"]
+
+
+def test_a_script_without_a_run_folder_is_fenced_off_from_nothing(
+    jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    other = jobs.add(request())
+    for was, now in (("PENDING", "QUEUED"), ("QUEUED", "STARTING"), ("STARTING", "RUNNING")):
+        jobs.move(other.id, LaunchState(was), LaunchState(now))
+    with Supervisor(jobs, other.id, Scripted(DONE), slots=8):  # it runs, and has told of no run either
+        job = jobs.add(request())
+        with Supervisor(jobs, job.id, Scripted(GONE, DONE), slots=8) as supervisor:
+            assert supervisor.run() is LaunchState.COMPLETED
+    assert outcomes(jobs, job) == ["failed", "completed"]
+    assert not list(Path().iterdir())
+
+
+def test_the_furthest_step_stays_where_an_attempt_ends_before_it(jobs: JobQueue, tmp_path: Path) -> None:
+    lost = [training(tmp_path, step, GONE) for step in (40, 20, 30, 40)]
+    job = seen_through(jobs, Scripted(*lost, DONE), retries=3)
+    assert (job.state, outcomes(jobs, job), job.best_step) == (LaunchState.FAILED, ["failed"] * 4, 40)
 
 
 def test_the_last_place_is_never_done_without(jobs: JobQueue) -> None:

@@ -232,7 +232,8 @@ def _facts(said: str) -> Mapping[str, str]:
 
 def _with_ends(standing: AttemptStanding, folder: Path) -> AttemptStanding:
     """Add what ranks have noted of a bad end: the first error of a rank's own, if there's one."""
-    own = next((end for end in ends_in(folder).values() if not end.lost_others), None)
+    told = (end for end in ends_in(folder).values() if not end.lost_others)
+    own = min(told, key=lambda end: not end.is_final, default=None)
     if standing.status == 0 or own is None:
         return standing
     return replace(

@@ -217,7 +217,7 @@ class Supervisor:
     def _follow(self, number: int, handle: str, watch: RunWatch) -> _Ended:
         """Watch an attempt to its end."""
         began, noted, stopping = self._clock(), -1.0, None
-        before = sum(one.seconds for one in self._queue.attempts(self._id)[:-1])
+        before = self._job().seconds
         while True:
             standing, progress, now = self._engine.poll(handle), watch.look(), self._clock()
             has_ended = standing.phase is AttemptPhase.ENDED
