@@ -398,7 +398,7 @@ def test_a_job_is_stopped_and_goes_on(home: Path, tmp_path: Path, supervisors: l
         until(lambda: jobs.get(job.id).state is LaunchState.RUNNING)
         sdk.stop(job.id)
         stopped = sdk.wait(job.id)
-        assert (stopped.state, stopped.reason) == (LaunchState.STOPPED, "")
+        assert (stopped.state, stopped.reason) == (LaunchState.STOPPED, "asked to stop")
         assert [one.outcome for one in jobs.attempts(job.id)] == ["stopped"]
         assert not supervisors[0].communicate()[1]
         sdk.resume(job.id)

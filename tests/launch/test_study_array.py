@@ -533,7 +533,7 @@ def test_what_cannot_be_cancelled_keeps_nothing_else_from_it(
 
     monkeypatch.setattr(slurm, "scancel", scancel)
     with pytest.raises(RunError, match=r"Slurm's job 1 goes on: scancel said no.*scancel 1"), arrays:
-        arrays._arrays |= dict.fromkeys(("1", "2", "3"), tmp_path)
+        arrays._arrays |= dict.fromkeys(("2", "1", "3"), tmp_path)
     assert cancelled == ["3"]
 
 

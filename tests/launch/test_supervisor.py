@@ -237,6 +237,18 @@ def test_a_duration_is_of_all_attempts_and_of_no_wall_clock(
     assert (second.outcome, engine.asked) == ("stopped", ["1"])
 
 
+def test_a_program_that_a_stop_ends_is_stopped_for_the_same_reason(jobs: JobQueue) -> None:
+    class Ending(Scripted):
+        def poll(self, handle: str) -> AttemptStanding:
+            running = AttemptStanding(phase=AttemptPhase.RUNNING)
+            return AttemptStanding(phase=ENDED, status=-15, reason="SIGTERM") if self.asked else running
+
+    job = jobs.add(request(max_seconds=9.0))
+    with Supervisor(jobs, job.id, Ending(), slots=4, clock=JumpingClock(3.0)) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert jobs.get(job.id).reason == "its 9 s are over; it failed while it was stopped: SIGTERM"
+
+
 def test_a_job_whose_duration_is_over_begins_no_attempt(jobs: JobQueue) -> None:
     job = jobs.add(request(max_seconds=200.0))
     jobs.hold(job.id, "me")

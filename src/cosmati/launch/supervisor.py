@@ -295,7 +295,8 @@ class Supervisor:
             self._queue.note(self._id, self._holder, step=job.num_steps)  # lines come every ten steps
         if ended.outcome in ("completed", "stopped"):
             ends = LaunchState.COMPLETED if ended.outcome == "completed" else LaunchState.STOPPED
-            self._move(job.state, ends, ended.reason or (job.reason if ends is LaunchState.STOPPED else ""))
+            why = (job.reason, ended.reason) if ends is LaunchState.STOPPED else (ended.reason,)
+            self._move(job.state, ends, "; ".join(filter(None, why)))
             return
         got_further = job.step is not None and job.step > job.best_step
         failures = 1 if got_further else job.failures + 1
