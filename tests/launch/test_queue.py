@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -237,6 +239,15 @@ def test_a_disk_that_is_full_is_said_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"database or disk is full. Free space or mend the folder"):
             jobs.add(request(name="x" * 10, settings={"what": "y" * 100_000}))
         assert [job.id for job in jobs.all()] == ["train-it-1"]
+
+
+def test_a_queue_of_a_later_release_is_said(tmp_path: Path) -> None:
+    with JobQueue(tmp_path) as jobs:
+        job = jobs.add(request())
+        with closing(sqlite3.connect(tmp_path / "queue.db")) as database, database:
+            database.execute("UPDATE jobs SET request = json_set(request, '$.colour', 'red')")
+        with pytest.raises(RunError, match=f"Job {job.id} .* was asked for with another release.*colour"):
+            jobs.get(job.id)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ class Supervisor:
                 self._engine.ask_to_stop(handle)
             elif stopping is not None and now - stopping > _GRACE_SECONDS:
                 self._engine.cancel(handle)
-                return _Ended("stopped", f"it was killed {_GRACE_SECONDS:.0f} s after it was asked to stop")
+                return _Ended("stopped", f"it was killed {_GRACE_SECONDS:.0f} s later")
             elif (
                 stopping is None
                 and standing.phase is AttemptPhase.RUNNING
