@@ -81,7 +81,18 @@ def test_a_batch_script_holds_what_was_asked_for() -> None:
     assert "--nproc-per-node=2" in text
 
 
-@pytest.mark.parametrize("wrong", [{"colour": "red"}, {"nodes": "3"}, {"mem": '8"G'}, {"mem": "8G\n#SBATCH --uid=0"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"colour": "red"},
+        {"nodes": "3"},
+        {"nodes": "\N{SUPERSCRIPT TWO}"},
+        {"mem": '8"G'},
+        {"mem": "8G\n#SBATCH --uid=0"},
+        {"restarts": "three"},
+        {"requeues": "-1"},
+    ],
+)
 def test_a_batch_script_of_nonsense_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(RunError):
         render(_slurm(**wrong))

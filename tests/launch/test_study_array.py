@@ -464,6 +464,13 @@ def test_what_a_task_does_that_is_killed(
         ("slurm", 1, {}, "--jobs 2 or more"),
         ("slurm", 2, {"nodes": "2"}, "no setting nodes"),
         ("slurm", 2, {"requeues": "some"}, "requeues is 'some'"),
+        ("slurm", 2, {"requeues": "\N{SUPERSCRIPT TWO}"}, "requeues is "),
+        ("ray", 2, {"retries": "some"}, "retries=some is no number that Ray could take"),
+        ("ray", 2, {"retries": "-1"}, "retries=-1 is no number"),
+        ("ray", 2, {"num-cpus": "nan"}, "num-cpus=nan is no number"),
+        ("ray", 2, {"num-cpus": "-2"}, "num-cpus=-2 is no number"),
+        ("ray", 2, {"num-gpus": "inf"}, "num-gpus=inf is no number"),
+        ("ray", 2, {"num-gpus": "one"}, "num-gpus=one is no number"),
     ],
 )
 def test_what_carries_nothing_out_is_refused(on: str, jobs: int | None, settings: dict[str, str], told: str) -> None:

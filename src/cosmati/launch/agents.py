@@ -30,6 +30,18 @@ def check_settings(engine: str, given: Mapping[str, str], known: Collection[str]
     return given
 
 
+def count_of(settings: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Return a setting that says how often: 0, 1, 2, ...
+
+    Raises:
+        RunError: it's no such number.
+    """
+    told = settings.get(name, str(otherwise))
+    if not told.isdecimal():
+        raise RunError(f"{name} is {told!r}. Say how often that may be: --with {name}={otherwise}, or 0, 1, 2, ...")
+    return int(told)
+
+
 def node_counts(ranks: int, nodes: str, degree: int = 1) -> tuple[list[int], int]:
     """Return with how many nodes a run may go on, most first, and the ranks of each.
 
@@ -46,7 +58,7 @@ def node_counts(ranks: int, nodes: str, degree: int = 1) -> tuple[list[int], int
     """
     fewest, dash, most = nodes.partition("-")
     most = most if dash else fewest
-    if not (fewest.isdigit() and most.isdigit()):
+    if not (fewest.isdecimal() and most.isdecimal()):
         msg = f"{nodes!r} is no number of nodes. Give one, `2`, or the fewest and the most, `1-2`."
         raise RunError(msg)
     low, high = int(fewest), int(most)

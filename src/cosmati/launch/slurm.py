@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.agents import agent_command, check_settings, node_counts
+from cosmati.launch.agents import agent_command, check_settings, count_of, node_counts
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.notes import PLACE_VARIABLE, ends_in, log_of, processes_in
 
@@ -60,7 +60,7 @@ def render(request: AttemptRequest) -> str:
         request.program,
         folder=str(request.folder),
         per_node=per_node,
-        restarts=int(settings.get("restarts", _RESTARTS)),
+        restarts=count_of(settings, "restarts", _RESTARTS),
         nodes="$nodes",
         run_id="$SLURM_JOB_ID-$restarts",
         endpoint="$address:$port",
@@ -73,7 +73,7 @@ def render(request: AttemptRequest) -> str:
         "exports": "\n".join(
             f"export {name}={shlex.quote(value)}" for name, value in sorted(request.program.environment.items())
         ),
-        "requeues": int(settings.get("requeues", _REQUEUES)),
+        "requeues": count_of(settings, "requeues", _REQUEUES),
         "counts": shlex.quote(" ".join(map(str, counts))),
         "shared": shlex.join([str(request.ranks), settings.get("nodes", "1")]),
         "python": shlex.quote(str(request.program.python)),

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self, TypeVar, cast
 
 from cosmati.errors import RunError
-from cosmati.launch.agents import check_settings
+from cosmati.launch.agents import check_settings, count_of
 from cosmati.launch.slurm import OPTIONS, as_name, ask_slurm, one_line
 from cosmati.launch.study_task import (
     ARRAY_FILE,
@@ -85,9 +85,7 @@ class SlurmStudy:
         self._file = f"{Path(path).absolute()}{colon}{function}"
         self.num_jobs = num_jobs
         self._settings = check_settings("slurm", settings, (*OPTIONS, "requeues"))
-        if not self._settings.get("requeues", "0").isdigit():
-            msg = f"requeues is {settings['requeues']!r}. Say how often a task may go back to the queue: 0, 1, 2, ..."
-            raise RunError(msg)
+        self._requeues = count_of(self._settings, "requeues", _REQUEUES)
         self._folder = folder.expanduser().absolute() / "slurm"
 
     @property
@@ -120,7 +118,7 @@ class SlurmStudy:
             folder=shlex.quote(str(folder)),
             directory=shlex.quote(str(Path.cwd())),
             python=shlex.quote(sys.executable),
-            requeues=int(self._settings.get("requeues", _REQUEUES)),
+            requeues=self._requeues,
         )
 
     def hardware(self, study: Study) -> str:
