@@ -51,7 +51,7 @@ MARKS = """
     import atexit
     from pathlib import Path
     import torch.distributed as dist
-    from cosmati.train.run import session
+    from cosmati.train.run import saving, session
 
     note = os.environ.get("COSMATI_LAUNCH_NOTE")
     if note is not None:
@@ -69,8 +69,9 @@ MARKS = """
 
         marked(Slow, "__call__", "compute", 0.0)
         marked(dist, "all_to_all_single", "exchange", 0.003)
-        marked(session, "write_checkpoint", "checkpoint", 0.01)
-        marked(session, "publish_checkpoint", "publish", 0.01)
+        marked(saving, "write_checkpoint", "checkpoint", 0.01)
+        marked(saving, "write_part", "checkpoint", 0.01)
+        marked(saving, "publish_checkpoint", "publish", 0.01)
         marked(session, "end_attempt", "end", 0.1)
 
         @atexit.register

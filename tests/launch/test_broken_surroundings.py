@@ -165,7 +165,7 @@ def test_a_program_that_is_deaf_is_asked_once_and_killed_after_five_minutes(jobs
     with Supervisor(jobs, job.id, engine, slots=4, clock=clock) as supervisor:
         assert supervisor.run() is LaunchState.STOPPED
     assert (engine.asked, engine.cancelled) == (["0"], ["0"])
-    assert jobs.get(job.id).reason == "it was killed 300 s after it was asked to stop"
+    assert jobs.get(job.id).reason == "its 20 s are over; it was killed 300 s later"
     assert 300.0 < clock.now < 500.0
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from tests.launch.campaign import LAST, MOMENTS, SETUPS, VICTIMS, Campaign, hunt, strikes
+from cosmati.train.run import saving, session
+from tests.launch.campaign import LAST, MARKS, MOMENTS, SETUPS, VICTIMS, Campaign, hunt, strikes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends orphans on Linux alone")
 
@@ -21,6 +24,13 @@ def test_kills_at_drawn_moments_change_no_bit(tmp_path: Path, ranks: int, shardi
     hunt(tmp_path / "job", 6, ranks, sharding, random.Random(ranks), told)
     assert told.fallen.total() >= 4
     assert told.num_attempts > told.fallen.total() - len(LAST)
+
+
+def test_what_the_campaign_marks_is_there() -> None:
+    marks = re.findall(r'marked\((dist|saving|session), "(\w+)"', MARKS)
+    assert len(marks) == 5
+    modules = {"dist": dist, "saving": saving, "session": session}
+    assert not [name for module, name in marks if not callable(getattr(modules[module], name, None))]
 
 
 def test_every_victim_and_moment_is_drawn_and_the_end_comes_last() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ from typer.testing import CliRunner
 from cosmati.cli.main import app
 from cosmati.errors import RunError
 from cosmati.launch.agents import fence_off_earlier
-from cosmati.launch.engine import AttemptPhase, AttemptRequest
+from cosmati.launch.engine import AttemptPhase, AttemptRequest, RankProgram
 from cosmati.launch.engines import check_engine
-from cosmati.launch.slurm import render, standing_of
+from cosmati.launch.slurm import SlurmEngine, render, standing_of
 from cosmati.records.launched import LaunchedRun
 from tests.launch.test_manifests import request_of
 
@@ -73,13 +75,24 @@ def test_a_batch_script_holds_what_was_asked_for() -> None:
     told = {"job-name=cosmati-gpt-2", "nodes=1-2", "time=3", "exclude=n3,n5", "mem=8G", "cpus-per-task=2"}
     assert {f"#SBATCH --{one}" for one in told} <= {*text.splitlines()}
     assert '#SBATCH --output="/shared/it\'s here/job.log"' in text
-    assert "for nodes in 2 1; do" in text
+    assert "counts='2 1'" in text
     assert '[ "$restarts" -gt 4 ]' in text
     assert "--max-restarts=1" in text
     assert "--nproc-per-node=2" in text
 
 
-@pytest.mark.parametrize("wrong", [{"colour": "red"}, {"nodes": "3"}, {"mem": '8"G'}, {"mem": "8G\n#SBATCH --uid=0"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"colour": "red"},
+        {"nodes": "3"},
+        {"nodes": "\N{SUPERSCRIPT TWO}"},
+        {"mem": '8"G'},
+        {"mem": "8G\n#SBATCH --uid=0"},
+        {"restarts": "three"},
+        {"requeues": "-1"},
+    ],
+)
 def test_a_batch_script_of_nonsense_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(RunError):
         render(_slurm(**wrong))
@@ -104,6 +117,67 @@ def test_what_slurm_says_is_read(said: str, phase: AttemptPhase, status: int | N
     assert (standing.phase, standing.status) == (phase, status)
     assert ("requeued 2 times" in standing.reason) is ("Restarts=2" in said)
     assert bool(standing.reason) is (status != 0)
+
+
+def _begun_again(folder: Path, ranks: int, nodes: str, there: int, degree: int) -> tuple[int, str, str]:
+    """Run a batch script that Slurm has requeued, with so many nodes; return its status, srun's words and its own."""
+    own = folder / f"attempt of {ranks} on {nodes}"
+    own.mkdir()
+    note = LaunchedRun(
+        folder=str(folder / "run"), attempt=0, num_microbatches=4, num_steps=None, tensor_parallel=degree
+    )
+    (own / "run").write_text(note.to_json())
+    (folder / "run" / "ledger").mkdir(parents=True)
+    for name in ("srun", "scontrol"):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$*" >> "{folder}/asked"\n')
+        (folder / name).chmod(0o755)
+    program = RankProgram(command=("train.py",), folder=folder, python=Path(sys.executable))
+    script = render(
+        AttemptRequest(job="gpt", number=0, program=program, ranks=ranks, folder=own, settings={"nodes": nodes})
+    )
+    told = {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(there)}
+    more = {"SLURMD_NODENAME": "n0", "PATH": f"{folder}:/usr/bin:/bin"}
+    done = subprocess.run(["bash"], input=script, text=True, check=False, env={**told, **more}, capture_output=True)
+    assert (folder / "run" / "epoch").exists(), "who trained before is fenced off"
+    assert (own / "status").read_text().strip() == str(done.returncode), done.stderr
+    asked = folder / "asked"
+    return done.returncode, asked.read_text() if asked.exists() else "", done.stdout
+
+
+@pytest.mark.parametrize(("degree", "nodes"), [(1, 2), (2, 2), (4, 1)])
+def test_a_requeued_job_takes_nodes_that_make_whole_replicas(tmp_path: Path, degree: int, nodes: int) -> None:
+    status, asked, said = _begun_again(tmp_path, 4, "1-4", 3, degree)  # T wasn't known when the script was written
+    assert (status, f"srun --nodes={nodes} " in asked) == (0, True)
+    assert f"{3 - nodes} of 3 nodes idle." in said
+
+
+def test_a_requeued_job_with_just_enough_nodes_begins(tmp_path: Path) -> None:
+    status, asked, said = _begun_again(tmp_path, 4, "1-2", 2, 4)
+    assert (status, "srun --nodes=2 " in asked, "idle" in said) == (0, True, False)
+
+
+def test_a_requeued_job_with_too_few_nodes_says_so_and_begins_nothing(tmp_path: Path) -> None:
+    status, asked, said = _begun_again(tmp_path, 4, "1-2", 1, 4)
+    assert (status, "srun" in asked, "requeue" in asked) == (1, False, False)
+    assert "Too few nodes for whole replicas: there are 1, and 2 are the fewest." in said
+
+
+def test_a_job_that_was_submitted_and_not_noted_is_found_in_an_odd_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "it's  the 100%j folder"
+    asked = replace(_slurm(nodes="1-2"), folder=own)
+    listed = [f"8 {own}/other", "9", f"7 {own}"]
+    (tmp_path / "listed").write_text("\n".join(listed) + "\n")
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\ncat "{tmp_path}/listed"\n')
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 10\n")
+    for name in ("squeue", "sbatch"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    engine = SlurmEngine()
+    assert [engine.submit(asked), engine.submit(asked)] == [f"10 {own}", f"7 {own}"]
+    # A percent sign begins what Slurm puts in.
+    assert f'#SBATCH --output="{tmp_path}/it\'s  the 100%%j folder/job.log"' in (own / "job.sbatch").read_text()
 
 
 def test_who_trained_before_a_requeue_is_fenced_off(tmp_path: Path) -> None:

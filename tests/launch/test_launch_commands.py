@@ -101,6 +101,9 @@ def test_a_job_is_shown_with_its_attempts(home: Path) -> None:
         "without n/3  failed 3 times in a row: SIGKILL",
     ):
         assert line in shown
+    with JobQueue(home) as jobs:
+        jobs.note("train-1", "me", tensor_parallel=2)
+    assert "2 of 4, 1 idle (replicas of 2 ranks, whose number has to divide V = 8)" in said("show", "train-1")
     table = shown.splitlines()[-3:]
     assert table[0].split() == ["attempt", "began", "time", "ranks", "steps", "outcome"]
     assert table[1].endswith("10 min  4      0 to 40  failed   SIGKILL (n/3)")
@@ -190,6 +193,78 @@ def test_resuming_takes_what_has_ended_or_is_lost(home: Path, begun: list[list[s
     assert "Which job is to go on?" in said("resume", "train-1", "--lost", status=1)
 
 
+def stopped_job(home: Path, **changes: Any) -> LaunchedJob:
+    """Put a job into the queue that has trained ten minutes and was stopped."""
+    with JobQueue(home) as jobs:
+        job = jobs.add(asked(**changes))
+        jobs.hold(job.id, "me")
+        jobs.begin_attempt(job.id, "me", JobAttempt(number=0, started=1.7e9, ranks=4, seconds=600.0, outcome="stopped"))
+        jobs.move(job.id, LaunchState.PENDING, LaunchState.STOPPED, reason="its 600 s are over")
+        return jobs.get(job.id)
+
+
+def test_a_job_whose_duration_is_over_goes_on_with_a_longer_one(home: Path, begun: list[list[str]]) -> None:
+    stopped_job(home, max_seconds=600.0)
+    for words in ((), ("--max-duration", "10m"), ("--max-duration", "1m")):
+        told = said("resume", "train-1", *words, status=1)
+        assert "600 s" in told
+        assert "cosmati resume train-1 --max-duration" in told
+    assert "'1' is no duration" in said("resume", "train-1", "--max-duration", "1", status=1)
+    with JobQueue(home) as jobs:  # and nothing of that has changed it
+        assert (jobs.get("train-1").state, jobs.get("train-1").request.max_seconds) == (LaunchState.STOPPED, 600.0)
+    assert begun == []
+    said("resume", "train-1", "--max-duration", "2h")
+    assert "time      10 min of 2 h 00 min" in said("show", "train-1")
+    with JobQueue(home) as jobs:
+        job = jobs.get("train-1")
+        assert (job.state, job.request) == (LaunchState.PENDING, asked(max_seconds=7200.0))
+    assert [command[-1] for command in begun] == ["train-1"]
+
+
+def test_a_job_gets_a_duration_that_had_none_and_one_that_is_lost_too(home: Path, begun: list[list[str]]) -> None:
+    stopped_job(home)
+    sdk.resume("train-1", max_seconds=601.0)
+    with JobQueue(home) as jobs:
+        assert jobs.get("train-1").request.max_seconds == 601.0
+        for was, now in (("PENDING", "QUEUED"), ("QUEUED", "STARTING"), ("STARTING", "RUNNING")):
+            jobs.move("train-1", LaunchState(was), LaunchState(now))
+        sdk.resume("train-1", max_seconds=1200.0)  # it runs, and nobody sees to it
+        assert jobs.get("train-1").request.max_seconds == 1200.0
+        folder_of(home, "train-1").mkdir(exist_ok=True)
+        with FileLock(folder_of(home, "train-1") / "supervisor.lock"), pytest.raises(RunError, match="is RUNNING"):
+            sdk.resume("train-1", max_seconds=9999.0)
+        jobs.move("train-1", LaunchState.RUNNING, LaunchState.COMPLETED)
+        with pytest.raises(RunError, match="is completed"):
+            sdk.resume("train-1", max_seconds=9999.0)
+        assert jobs.get("train-1").request.max_seconds == 1200.0
+    assert "is of one job" in said("resume", "--lost", "--max-duration", "1h", status=1)
+    assert len(begun) == 2
+
+
+def test_a_clone_is_refused_as_a_job_is(home: Path, begun: list[list[str]]) -> None:
+    stopped_job(home)
+    for ranks in ("0", "-2"):
+        assert "A job has one rank at least" in said("clone", "train-1", "--ranks", ranks, status=1)
+    with pytest.raises(RunError, match="a duration is longer than 0 s"):
+        sdk.clone("train-1", max_seconds=-1.0)
+    assert (len(sdk.runs()), begun) == (1, [])
+
+
+def test_what_has_just_ended_is_gone_on_with_once_its_supervisor_has(
+    home: Path, begun: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_job(home)
+    there = iter([True, True, True, False])
+
+    def is_supervised(*_: object) -> bool:
+        assert not begun
+        return next(there)
+
+    monkeypatch.setattr(commands, "is_supervised", is_supervised)
+    sdk.resume("train-1")
+    assert (list(there), len(begun)) == ([], 1)
+
+
 def test_a_job_goes_on_with_the_python_that_it_was_launched_with(
     home: Path, begun: list[list[str]], tmp_path: Path
 ) -> None:
@@ -271,6 +346,10 @@ def test_a_script_is_run_as_it_is_and_a_recipe_by_cosmati(tmp_path: Path, monkey
     assert script.command == (str(tmp_path / "script.py"), "--out", "runs/{job}")
     assert of_job(script, "a-1").command[-1] == "runs/a-1"
     assert in_own_folder(script) == script
+    (tmp_path / "{job}").mkdir()  # as whoever runs a script without the launcher makes one
+    for name in ("script.py", "slow.py"):
+        (tmp_path / "{job}" / name).write_bytes((tmp_path / name).read_bytes())
+        assert f"{tmp_path}/{{job}}/{name}" in of_job(program_of(f"{{job}}/{name}"), "a-1").command
     recipe = program_of("slow.py", settings=["a=1", "b=2"])
     assert recipe.command[:4] == ("-m", "cosmati", "train", str(tmp_path / "slow.py"))
     assert recipe.command[4:] == ("--run-folder", str(tmp_path / "runs" / "{job}"), "--set", "a=1", "--set", "b=2")
@@ -319,7 +398,7 @@ def test_a_job_is_stopped_and_goes_on(home: Path, tmp_path: Path, supervisors: l
         until(lambda: jobs.get(job.id).state is LaunchState.RUNNING)
         sdk.stop(job.id)
         stopped = sdk.wait(job.id)
-        assert (stopped.state, stopped.reason) == (LaunchState.STOPPED, "")
+        assert (stopped.state, stopped.reason) == (LaunchState.STOPPED, "asked to stop")
         assert [one.outcome for one in jobs.attempts(job.id)] == ["stopped"]
         assert not supervisors[0].communicate()[1]
         sdk.resume(job.id)
@@ -354,3 +433,28 @@ def test_ctrl_c_stops_a_job_and_a_keeper_begins_its_killed_supervisor_anew(home:
         assert "Stopping after the step in progress" in errors
         assert jobs.get("slow-1").state is LaunchState.STOPPED
         assert marks_of(jobs, "slow-1", "rank")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_recipe_that_has_changed_is_refused_once(
+    home: Path, tmp_path: Path, supervisors: list[PythonProcess]
+) -> None:
+    file = recipe_in(tmp_path, 400, 0.01)
+    job = sdk.launch(str(file), ranks=2)
+    with JobQueue(home) as jobs:
+        until(lambda: jobs.get(job.id).step)
+        sdk.stop(job.id)
+        assert sdk.wait(job.id).state is LaunchState.STOPPED
+        file.write_text(file.read_text().replace("lr=0.01", "lr=0.02"))
+        sdk.resume(job.id)
+        ended = sdk.wait(job.id)
+        assert ended.state is LaunchState.FAILED
+        assert "is of another run: optimizer" in ended.reason
+        assert [one.outcome for one in jobs.attempts(job.id)] == ["stopped", "failed"]
+        assert not jobs.bad_places(job.id)
+        file.write_text(file.read_text().replace("lr=0.02", "lr=0.01"))
+        sdk.resume(job.id)
+        until(lambda: len(jobs.attempts(job.id)) == 3 and jobs.get(job.id).state is LaunchState.RUNNING)
+        sdk.stop(job.id)
+        assert sdk.wait(job.id).state is LaunchState.STOPPED

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from cosmati.launch.engine import RankProgram
+from cosmati.errors import RunError
+from cosmati.launch.engine import AttemptPhase, AttemptStanding, RankProgram
 from cosmati.launch.guard import end_of, kill_group, mark_of, signal_name
 from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
-from cosmati.launch.notes import last_line
+from cosmati.launch.local import _LocalAttempt
+from cosmati.launch.notes import BadEnd, ends_in, last_line, note_end
 from cosmati.launch.queue import JobQueue
+from cosmati.launch.slurm import _with_ends
 from cosmati.launch.states import LaunchState
 from cosmati.launch.worker import _status_of, is_of_others
 from tests.launch.jobs import is_there, serving, until
+from tests.processes import run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="how a process has ended is read from /proc")
 
@@ -204,3 +208,63 @@ def test_a_rank_alone_has_lost_no_other(monkeypatch: pytest.MonkeyPatch) -> None
         assert is_of_others(error) is expected
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not is_of_others(ValueError("the store is closed by its peer"))
+
+
+REFUSED = """
+from cosmati.errors import {name}
+
+try:
+    raise {name}("of another run")
+except {name} as error:
+    try:
+        raise KeyError("an exit") from error
+    except KeyError:
+        raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize(("name", "is_final"), [("OtherRunError", True), ("CheckpointError", False)])
+def test_a_command_that_exits_for_a_refusal_says_so(tmp_path: Path, name: str, is_final: bool) -> None:
+    file = tmp_path / "exits.py"
+    file.write_text(REFUSED.format(name=name))
+    text = (
+        "import os, sys; from cosmati.launch.worker import run_program; "
+        "run_program(sys.argv[1], [sys.argv[2]], os.getppid())"
+    )
+    done = run_python(["-c", text, tmp_path, file], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
+    assert done.returncode == 1, done.stderr
+    assert ends_in(tmp_path)[0].is_final is is_final
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_a_refusal_is_told_before_other_errors(tmp_path: Path, ranks: tuple[int, int]) -> None:
+    for rank, is_final in zip(ranks, (True, False), strict=True):
+        note_end(tmp_path, rank, BadEnd(status=1, error=f"{is_final}", lost_others=False, place="", is_final=is_final))
+    attempt = _LocalAttempt.__new__(_LocalAttempt)
+    attempt._folder, attempt._agents = tmp_path, []
+    ended = attempt._end_of("n/0", 1)
+    assert (ended.own_fault, ended.is_final, ended.reason) == (True, True, "True")
+    standing = AttemptStanding(phase=AttemptPhase.ENDED, status=1)
+    assert _with_ends(standing, tmp_path).is_final
+    (tmp_path / "rank-1.end").write_text('{"status": 1, "error": "e", "lost_others": false, "place": ""}')
+    assert not ends_in(tmp_path)[1].is_final  # what an earlier release has noted
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:725."), True),
+        (RuntimeError("NCCL communicator was aborted on rank 1."), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (RuntimeError("ncclRemoteError: a remote process exited"), True),
+        (ConnectionResetError("reset"), True),
+        (RuntimeError("restore the weights first"), False),
+        (RuntimeError("speerstore 9 is unknown"), False),
+        (RunError("the connection to the store of rows timed out: bring it back"), False),
+    ],
+)
+def test_what_others_have_caused_is_told_by_whole_words(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: bool
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert is_of_others(error) is expected

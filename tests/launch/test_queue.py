@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -208,6 +211,16 @@ def test_of_supervisors_that_move_one_job_at_once_one_succeeds(tmp_path: Path) -
     assert (len(moved), len(refused)) == (1, 7)
 
 
+def test_a_duration_is_given_to_a_job_as_it_was_seen(tmp_path: Path) -> None:
+    with JobQueue(tmp_path) as jobs:
+        job = jobs.add(request())
+        with pytest.raises(StaleHolderError, match="is PENDING by now"):
+            jobs.give_seconds(job.id, LaunchState.STOPPED, 60.0)
+        assert jobs.get(job.id) == job
+        jobs.give_seconds(job.id, LaunchState.PENDING, 60.0)
+        assert jobs.get(job.id).request == replace(job.request, max_seconds=60.0)
+
+
 def test_jobs_are_named_by_what_they_run_and_a_number(tmp_path: Path) -> None:
     with JobQueue(tmp_path) as jobs:
         assert [jobs.add(request()).id, jobs.add(request(name="§")).id] == ["train-it-1", "job-2"]
@@ -226,6 +239,15 @@ def test_a_disk_that_is_full_is_said_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"database or disk is full. Free space or mend the folder"):
             jobs.add(request(name="x" * 10, settings={"what": "y" * 100_000}))
         assert [job.id for job in jobs.all()] == ["train-it-1"]
+
+
+def test_a_queue_of_a_later_release_is_said(tmp_path: Path) -> None:
+    with JobQueue(tmp_path) as jobs:
+        job = jobs.add(request())
+        with closing(sqlite3.connect(tmp_path / "queue.db")) as database, database:
+            database.execute("UPDATE jobs SET request = json_set(request, '$.colour', 'red')")
+        with pytest.raises(RunError, match=f"Job {job.id} .* was asked for with another release.*colour"):
+            jobs.get(job.id)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from cosmati.errors import RunError
 from cosmati.launch import study_array, study_task
 from cosmati.launch.studies import cluster_of
 from cosmati.launch.study_array import SlurmStudy
+from cosmati.launch.study_task import ArrayPlan
 from cosmati.records.study import StudyRecord
 from cosmati.study.python_file import call_of
 from cosmati.study.runner import FAILED_FILE, LINES_FILE, STUDY_FILE, Study, run_study
@@ -463,6 +464,13 @@ def test_what_a_task_does_that_is_killed(
         ("slurm", 1, {}, "--jobs 2 or more"),
         ("slurm", 2, {"nodes": "2"}, "no setting nodes"),
         ("slurm", 2, {"requeues": "some"}, "requeues is 'some'"),
+        ("slurm", 2, {"requeues": "\N{SUPERSCRIPT TWO}"}, "requeues is "),
+        ("ray", 2, {"retries": "some"}, "retries=some is no number that Ray could take"),
+        ("ray", 2, {"retries": "-1"}, "retries=-1 is no number"),
+        ("ray", 2, {"num-cpus": "nan"}, "num-cpus=nan is no number"),
+        ("ray", 2, {"num-cpus": "-2"}, "num-cpus=-2 is no number"),
+        ("ray", 2, {"num-gpus": "inf"}, "num-gpus=inf is no number"),
+        ("ray", 2, {"num-gpus": "one"}, "num-gpus=one is no number"),
     ],
 )
 def test_what_carries_nothing_out_is_refused(on: str, jobs: int | None, settings: dict[str, str], told: str) -> None:
@@ -473,3 +481,76 @@ def test_what_carries_nothing_out_is_refused(on: str, jobs: int | None, settings
 def test_nothing_is_shown_where_nothing_is_written(file: Path) -> None:
     done = CliRunner().invoke(app, ["study", "run", str(file), "--dry-run"])
     assert (done.exit_code, "Leave out --dry-run" in done.output) == (1, True)
+
+
+def test_a_controller_that_falls_silent_at_the_beginning_cancels_nothing(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "array"
+    leave(slurm, file, folder, 2)
+
+    def silent() -> None:
+        raise RunError("squeue said no: Unable to contact slurm controller")
+
+    slurm.go_on = silent
+    slurm.asked.clear()
+    with pytest.raises(RunError, match="Unable to contact"):
+        run_on(file, folder)
+    assert not [words for words in slurm.asked if words[0] in ("sbatch", "scancel")]
+    slurm.go_on = slurm.run_one
+    assert not any(one.error for one in run_on(file, folder).runs)
+    assert not [words for words in slurm.asked if words[0] == "sbatch"]
+
+
+def test_an_array_s_folder_is_new_though_earlier_ones_were_taken_away(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path
+) -> None:
+    for number in (3, 10):
+        (tmp_path / "array" / "slurm" / f"array-{number}").mkdir(parents=True)
+        (tmp_path / "array" / "slurm" / f"array-{number}" / "stop").touch()
+    (tmp_path / "array" / "slurm" / "array-of mine").touch()
+    run_on(file, tmp_path / "array")
+    (submitted,) = [words for words in slurm.asked if words[0] == "sbatch"]
+    assert submitted[-1].endswith("/slurm/array-11/array.sbatch")
+
+
+def test_an_array_whose_folder_was_taken_away_is_cancelled(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    leave(slurm, file, tmp_path / "array", 3)
+    ((old, (folder, _)),) = slurm.arrays.items()
+    shutil.rmtree(folder)
+    slurm.go_on = lambda: None if old in slurm.arrays else slurm.run_one()  # its tasks can't begin
+    assert not any(one.error for one in run_on(file, tmp_path / "array").runs)
+    assert ("scancel", old) in slurm.asked
+
+
+def test_what_cannot_be_cancelled_keeps_nothing_else_from_it(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = study_array.SlurmArrays(SlurmStudy("s.py", tmp_path, 2, {}), "loss", {}, ArrayPlan(
+        file="s.py", hardware="here", results=str(tmp_path / "slurm" / "results"), cells=()))  # fmt: skip
+    cancelled = []
+
+    def scancel(job: str) -> str:
+        if job == "1":
+            raise RunError("scancel said no: Unable to contact slurm controller")
+        if job == "2":
+            raise RunError("scancel said no: Invalid job id specified")  # it has ended meanwhile
+        cancelled.append(job)
+        return ""
+
+    monkeypatch.setattr(slurm, "scancel", scancel)
+    with pytest.raises(RunError, match=r"Slurm's job 1 goes on: scancel said no.*scancel 1"), arrays:
+        arrays._arrays |= dict.fromkeys(("2", "1", "3"), tmp_path)
+    assert cancelled == ["3"]
+
+
+def test_a_result_that_is_damaged_is_named(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    def go_on() -> None:
+        slurm.run_one()
+        for path in (tmp_path / "array" / "slurm" / "results").iterdir():
+            path.write_text("{")
+
+    slurm.go_on = go_on
+    with pytest.raises(RunError, match=r"slurm/results/.*\.json"):
+        run_on(file, tmp_path / "array")
+    assert not slurm.arrays

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, RankProgram
-from cosmati.launch.job import JobRequest, LaunchedJob
+from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
 from cosmati.launch.queue import JobQueue, StaleHolderError
 from cosmati.launch.states import LaunchState
 from cosmati.launch.supervisor import Supervisor, is_supervised, ranks_for
@@ -151,6 +152,13 @@ def test_a_program_that_has_trained_is_tried_again_after_its_own_error(jobs: Job
     assert (job.state, outcomes(jobs, job)) == (LaunchState.COMPLETED, ["failed", "failed", "completed"])
 
 
+def test_a_run_that_is_refused_for_what_it_is_is_not_tried_again(jobs: JobQueue, tmp_path: Path) -> None:
+    refused = replace(WRONG, is_final=True, place="n/1")
+    job = seen_through(jobs, Scripted(training(tmp_path, 3, GONE), refused))
+    assert (job.state, outcomes(jobs, job)) == (LaunchState.FAILED, ["failed", "failed"])
+    assert (job.reason, jobs.bad_places(job.id)) == ("ValueError: no", {})
+
+
 @pytest.mark.parametrize(
     ("outcome", "state", "num_attempts"),
     [("diverged", "FAILED", 1), ("stopped", "STOPPED", 1), ("failed", "FAILED", 3)],
@@ -192,6 +200,7 @@ def test_a_job_that_waits_is_stopped_without_an_attempt(jobs: JobQueue) -> None:
     with Supervisor(jobs, job.id, Scripted(DONE), slots=4) as supervisor:
         assert supervisor.run() is LaunchState.STOPPED
     assert not jobs.attempts(job.id)
+    assert jobs.get(job.id).reason == "stopped before it began"
 
 
 class JumpingClock:
@@ -228,6 +237,34 @@ def test_a_duration_is_of_all_attempts_and_of_no_wall_clock(
     assert (second.outcome, engine.asked) == ("stopped", ["1"])
 
 
+def test_a_program_that_a_stop_ends_is_stopped_for_the_same_reason(jobs: JobQueue) -> None:
+    class Ending(Scripted):
+        def poll(self, handle: str) -> AttemptStanding:
+            running = AttemptStanding(phase=AttemptPhase.RUNNING)
+            return AttemptStanding(phase=ENDED, status=-15, reason="SIGTERM") if self.asked else running
+
+    job = jobs.add(request(max_seconds=9.0))
+    with Supervisor(jobs, job.id, Ending(), slots=4, clock=JumpingClock(3.0)) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert jobs.get(job.id).reason == "its 9 s are over; it failed while it was stopped: SIGTERM"
+
+
+def test_a_job_whose_duration_is_over_begins_no_attempt(jobs: JobQueue) -> None:
+    job = jobs.add(request(max_seconds=200.0))
+    jobs.hold(job.id, "me")
+    lost = JobAttempt(number=0, started=0.0, ranks=4, seconds=200.0, outcome="failed")
+    jobs.begin_attempt(job.id, "me", lost)
+    engine = Scripted(DONE)
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert (jobs.get(job.id).reason, engine.requests) == ("its 200 s are over", [])
+    jobs.give_seconds(job.id, LaunchState.STOPPED, 200.5)
+    jobs.resume(job.id, LaunchState.STOPPED)
+    with Supervisor(jobs, job.id, engine, slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.COMPLETED
+    assert [one.max_seconds for one in engine.requests] == [0.5]
+
+
 def test_a_run_without_a_step_is_dumped_ended_and_begun_anew(
     jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +288,36 @@ def test_a_place_that_fails_again_and_again_is_done_without(jobs: JobQueue, tmp_
     assert [one.idle for one in jobs.attempts(job.id)] == [0, 2, 2, 2, 1]
     assert engine.requests[-1].bad == ("n/2",)
     assert jobs.bad_places(job.id) == {"n/2": "failed 3 times in a row: the rank at n/2 was ended by SIGABRT"}
+
+
+def test_a_place_is_done_without_after_three_failures_though_no_step_was_ever_trained(jobs: JobQueue) -> None:
+    bad = AttemptStanding(phase=ENDED, status=-6, reason="it was ended by SIGABRT", place="n/2")
+    engine = Scripted(bad, bad, bad, DONE)
+    job = seen_through(jobs, engine)
+    assert [one.ranks for one in engine.requests] == [4, 4, 4, 2]
+    assert list(jobs.bad_places(job.id)) == ["n/2"]
+
+
+def test_a_script_without_a_run_folder_is_fenced_off_from_nothing(
+    jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    other = jobs.add(request())
+    for was, now in (("PENDING", "QUEUED"), ("QUEUED", "STARTING"), ("STARTING", "RUNNING")):
+        jobs.move(other.id, LaunchState(was), LaunchState(now))
+    with Supervisor(jobs, other.id, Scripted(DONE), slots=8):  # it runs, and has told of no run either
+        job = jobs.add(request())
+        with Supervisor(jobs, job.id, Scripted(GONE, DONE), slots=8) as supervisor:
+            assert supervisor.run() is LaunchState.COMPLETED
+    assert outcomes(jobs, job) == ["failed", "completed"]
+    assert not list(Path().iterdir())
+
+
+def test_the_furthest_step_stays_where_an_attempt_ends_before_it(jobs: JobQueue, tmp_path: Path) -> None:
+    lost = [training(tmp_path, step, GONE) for step in (40, 20, 30, 40)]
+    job = seen_through(jobs, Scripted(*lost, DONE), retries=3)
+    assert (job.state, outcomes(jobs, job), job.best_step) == (LaunchState.FAILED, ["failed"] * 4, 40)
 
 
 def test_the_last_place_is_never_done_without(jobs: JobQueue) -> None:
@@ -361,7 +428,7 @@ def test_what_a_killed_supervisor_has_left_is_ended_first(jobs: JobQueue, tmp_pa
 
 def test_two_jobs_share_what_the_machine_has_room_for(jobs: JobQueue) -> None:
     """Of 4 slots: jobs of 3, 3 and 1 ranks, each with its own supervisor; the one of highest priority goes first."""
-    running, most, order = 0, 0, []
+    running, most, order, waited = 0, 0, [], dict[str, set[str]]()
     change = threading.Lock()
 
     class Counting(Scripted):
@@ -371,6 +438,8 @@ def test_two_jobs_share_what_the_machine_has_room_for(jobs: JobQueue) -> None:
                 running += given.ranks
                 most = max(most, running)
                 order.append(given.job)
+                with JobQueue(jobs.home) as look:
+                    waited[given.job] = {one.id for one in look.all() if one.state is LaunchState.QUEUED}
             return super().submit(given)
 
         def poll(self, handle: str) -> AttemptStanding:
@@ -396,7 +465,8 @@ def test_two_jobs_share_what_the_machine_has_room_for(jobs: JobQueue) -> None:
     for thread in threads:
         thread.join()
     assert most <= 4
-    assert order == ["train-4", "train-2", "train-1", "train-3"]  # the last would have had room before the third
+    assert order[:2] == ["train-4", "train-2"]
+    assert "train-1" not in waited["train-3"]  # it would have had room before; then both begin beside each other
 
 
 def test_a_place_where_each_attempt_gets_further_stays(jobs: JobQueue, tmp_path: Path) -> None:

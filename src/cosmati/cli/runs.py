@@ -61,7 +61,8 @@ def show(job_id: JobArgument, queue: QueueOption = None) -> None:
     job, attempts, bad = commands.show(job_id, queue)
     home, asked = commands.home_of(queue).absolute(), job.request
     last = attempts[-1] if attempts else None
-    idle = f", {last.idle} idle (the number has to divide V = {job.num_microbatches})" if last and last.idle else ""
+    whole = f"replicas of {job.tensor_parallel} ranks, whose" if job.tensor_parallel > 1 else "the"
+    idle = f", {last.idle} idle ({whole} number has to divide V = {job.num_microbatches})" if last and last.idle else ""
     left = f", about {span(job.seconds_left)} left" if job.seconds_left is not None and job.state not in ENDED else ""
     told = {
         "state": f"{job.state}{_notes(home, job)}",
@@ -118,6 +119,9 @@ def resume(
     lost: Annotated[
         bool, typer.Option("--lost", help="All that have lost their supervisor, as when the machine was started anew.")
     ] = False,
+    max_duration: Annotated[
+        str, typer.Option(metavar="TIME", help="Another duration, of all attempts together: 90s, 30m, 8h, 2d.")
+    ] = "",
     queue: QueueOption = None,
 ) -> None:
     """Go on with a job that was stopped, has failed, or has lost its supervisor.
@@ -125,11 +129,15 @@ def resume(
     \b
     Examples:
       cosmati resume digits-1
+      cosmati resume digits-1 --max-duration 16h
       cosmati resume --lost
     """  # noqa: D301
     if lost == (job_id is not None):
         raise RunError("Which job is to go on? Name one (cosmati resume ID), or take all that are lost: --lost.")
-    jobs = commands.resume_lost(queue) if job_id is None else [commands.resume(job_id, queue)]
+    seconds = seconds_of(max_duration) if max_duration else None
+    if seconds is not None and job_id is None:
+        raise RunError("--max-duration is of one job. Name it: cosmati resume ID --max-duration 8h.")
+    jobs = commands.resume_lost(queue) if job_id is None else [commands.resume(job_id, queue, max_seconds=seconds)]
     for job in jobs:
         typer.echo(f"{job.id} goes on. Follow it: cosmati logs {job.id} --follow")
     if not jobs:

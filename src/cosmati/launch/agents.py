@@ -30,6 +30,18 @@ def check_settings(engine: str, given: Mapping[str, str], known: Collection[str]
     return given
 
 
+def count_of(settings: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Return a setting that says how often: 0, 1, 2, ...
+
+    Raises:
+        RunError: it's no such number.
+    """
+    told = settings.get(name, str(otherwise))
+    if not told.isdecimal():
+        raise RunError(f"{name} is {told!r}. Say how often that may be: --with {name}={otherwise}, or 0, 1, 2, ...")
+    return int(told)
+
+
 def node_counts(ranks: int, nodes: str, degree: int = 1) -> tuple[list[int], int]:
     """Return with how many nodes a run may go on, most first, and the ranks of each.
 
@@ -46,7 +58,7 @@ def node_counts(ranks: int, nodes: str, degree: int = 1) -> tuple[list[int], int
     """
     fewest, dash, most = nodes.partition("-")
     most = most if dash else fewest
-    if not (fewest.isdigit() and most.isdigit()):
+    if not (fewest.isdecimal() and most.isdecimal()):
         msg = f"{nodes!r} is no number of nodes. Give one, `2`, or the fewest and the most, `1-2`."
         raise RunError(msg)
     low, high = int(fewest), int(most)
@@ -102,12 +114,28 @@ def fence_off_earlier(folder: Path) -> None:
     Raises:
         OSError: the run's folder can't be written.
     """
-    note = folder / "run"
-    if note.exists():
-        run = Path(LaunchedRun.from_json(note.read_text()).folder)
+    if told := _told(folder):
+        run = Path(told.folder)
         for path in (run, run / "ledger"):
             fence_off(path, wait_seconds=_LOCK_SECONDS)
 
 
+def _told(folder: Path) -> LaunchedRun | None:
+    note = folder / "run"
+    return LaunchedRun.from_json(note.read_text()) if note.exists() else None
+
+
+def _begin_again(folder: str, *shared: str) -> None:
+    """Fence off who trained before, and say with how many nodes a job may go on whose run has told its T by now.
+
+    Args:
+        folder: of the attempt.
+        shared: ranks and nodes, as `node_counts` takes them, where that's asked.
+    """
+    if shared and (told := _told(Path(folder))):
+        print(*node_counts(int(shared[0]), shared[1], told.tensor_parallel)[0], flush=True)  # noqa: T201  # the answer
+    fence_off_earlier(Path(folder))
+
+
 if __name__ == "__main__":
-    fence_off_earlier(Path(sys.argv[1]))
+    _begin_again(*sys.argv[1:])

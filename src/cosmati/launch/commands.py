@@ -113,24 +113,30 @@ def asked_for(
     Raises:
         RunError: it can't be launched as asked; the message says why.
     """
-    if ranks < 1:
-        raise RunError(f"A job has one rank at least, and {ranks} were asked for. Give their number: --ranks 2.")
-    if retries < 0 or (max_seconds is not None and max_seconds <= 0):
-        raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
     if engine == "local":
         check_local(engine_settings or {})
     program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
     name = name or Path(file.partition(":")[0]).stem
-    return JobRequest(
-        name=name,
-        program=program,
-        ranks=ranks,
-        priority=priority,
-        max_seconds=max_seconds,
-        retries=retries,
-        engine=engine,
-        settings=dict(engine_settings or {}),
+    return _checked(
+        JobRequest(
+            name=name,
+            program=program,
+            ranks=ranks,
+            priority=priority,
+            max_seconds=max_seconds,
+            retries=retries,
+            engine=engine,
+            settings=dict(engine_settings or {}),
+        )
     )
+
+
+def _checked(asked: JobRequest) -> JobRequest:
+    if asked.ranks < 1:
+        raise RunError(f"A job has one rank at least, and {asked.ranks} were asked for. Give their number: --ranks 2.")
+    if asked.retries < 0 or (asked.max_seconds is not None and asked.max_seconds <= 0):
+        raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
+    return asked
 
 
 def begin_asked(asked: JobRequest, queue: Path | None = None) -> LaunchedJob:
@@ -274,11 +280,16 @@ def stop(job_id: str, queue: Path | None = None) -> None:
             _begin_keeper(jobs, job_id)
 
 
-def resume(job_id: str, queue: Path | None = None) -> LaunchedJob:
+def resume(job_id: str, queue: Path | None = None, *, max_seconds: float | None = None) -> LaunchedJob:
     """Go on with a job that was stopped, has failed, or has lost its supervisor; return it.
 
+    Args:
+        job_id: of the job.
+        queue: the queue's folder.
+        max_seconds: of its attempts together, those before too, from now on; None is what it was launched with.
+
     Raises:
-        RunError: there's none of this id, it's completed, or it goes on already.
+        RunError: there's none of this id, it's completed, it goes on already, or its duration is over.
     """
     with JobQueue(home_of(queue)) as jobs:
         job = jobs.get(job_id)
@@ -291,10 +302,22 @@ def resume(job_id: str, queue: Path | None = None) -> LaunchedJob:
                 _wait_for_supervisor(jobs, job_id)
             else:
                 raise RunError(f"Job {job_id} is {job.state}. Follow it: cosmati logs {job_id} --follow")
+        _refuse_no_time(job, job.request.max_seconds if max_seconds is None else max_seconds)
+        if max_seconds is not None:
+            jobs.give_seconds(job_id, job.state, max_seconds)
         if job.state in ENDED:
             jobs.resume(job_id, job.state)
         _begin_keeper(jobs, job_id)
         return jobs.get(job_id)
+
+
+def _refuse_no_time(job: LaunchedJob, limit: float | None) -> None:
+    if limit is not None and job.seconds >= limit:
+        msg = (
+            f"Job {job.id} has run {job.seconds:.0f} s, and its limit is {limit:g} s, of all attempts together. Give "
+            f"it a longer one, or it would stop at once: cosmati resume {job.id} --max-duration 8h"
+        )
+        raise RunError(msg)
 
 
 def resume_lost(queue: Path | None = None) -> list[LaunchedJob]:
@@ -322,12 +345,12 @@ def clone(job_id: str, queue: Path | None = None, **changes: object) -> Launched
         changes: fields of `JobRequest`.
 
     Raises:
-        RunError: there's none of this id.
+        RunError: there's none of this id, or it can't be asked for so.
     """
     with JobQueue(home_of(queue)) as jobs:
         asked = jobs.get(job_id).request
         own = dataclasses.replace(asked, program=in_own_folder(asked.program))
-        return begin_job(jobs, dataclasses.replace(own, **changes))  # type: ignore[arg-type]
+        return begin_job(jobs, _checked(dataclasses.replace(own, **changes)))  # type: ignore[arg-type]
 
 
 def delete(job_id: str, queue: Path | None = None) -> None:

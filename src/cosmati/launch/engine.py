@@ -78,6 +78,7 @@ class AttemptStanding:
         reason: why it ended badly, or what it waits for, in words.
         place: the place (`NODE` or `NODE/LOCAL RANK`) that failed first, where that's known.
         own_fault: it ended badly by itself: an error that the program raised, no lost machine and no signal.
+        is_final: that error would come again at every try.
     """
 
     phase: AttemptPhase
@@ -85,6 +86,7 @@ class AttemptStanding:
     reason: str = ""
     place: str = ""
     own_fault: bool = False
+    is_final: bool = False
 
 
 class Engine(Protocol):

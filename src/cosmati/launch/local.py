@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
@@ -178,8 +179,8 @@ class _LocalAttempt:
 
     def _end_of(self, place: str, status: int) -> AttemptStanding:
         ends = list(ends_in(self._folder).values())
-        first = min(ends, key=lambda end: end.lost_others, default=None)
-        own_fault = False
+        first = min(ends, key=lambda end: (end.lost_others, not end.is_final), default=None)
+        own_fault = is_final = False
         if status < 0:
             reason = f"the rank at {place} was ended by {signal_name(-status)}"
         elif first is None:
@@ -191,8 +192,9 @@ class _LocalAttempt:
         elif first.lost_others:
             place, reason = "", f"a rank was lost: {first.error}"
         else:
-            status, reason, place, own_fault = first.status, first.error, first.place, True
-        return AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=place, own_fault=own_fault)
+            status, reason, place, own_fault, is_final = first.status, first.error, first.place, True, first.is_final
+        ended = AttemptStanding(phase=AttemptPhase.ENDED, status=status, reason=reason, place=place)
+        return replace(ended, own_fault=own_fault, is_final=is_final)
 
 
 def places_of(ranks: int, bad: Sequence[str]) -> list[str]:

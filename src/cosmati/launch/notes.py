@@ -31,12 +31,14 @@ class BadEnd:
         error: in one line.
         lost_others: it's an error of talking to other ranks, so that the first fault is another's.
         place: where it ran.
+        is_final: the run was refused for what it is, and would be again.
     """
 
     status: int
     error: str
     lost_others: bool
     place: str
+    is_final: bool = False
 
 
 def note_process(folder: Path, name: str) -> None:

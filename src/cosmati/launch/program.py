@@ -62,8 +62,10 @@ def program_of(
 
 
 def of_job(program: RankProgram, job_id: str) -> RankProgram:
-    """Return a job's program: `{job}` in its arguments is the job's id."""
-    return dataclasses.replace(program, command=tuple(word.replace(JOB, job_id) for word in program.command))
+    """Return a job's program: `{job}` in its arguments is the job's id; in the place of its file it's a name."""
+    first = 1 + (program.command.index(_FOLDER) if program.command[0] == "-m" else 0)
+    arguments = (word.replace(JOB, job_id) for word in program.command[first:])
+    return dataclasses.replace(program, command=(*program.command[:first], *arguments))
 
 
 def in_own_folder(program: RankProgram) -> RankProgram:

@@ -258,6 +258,14 @@ class JobQueue:
             if forgets_places:
                 self._database.execute("DELETE FROM bad_places WHERE job = ?", (job_id,))
 
+    def give_seconds(self, job_id: str, was: LaunchState, seconds: float) -> None:
+        """Let a job's attempts run so long together, from now on.
+
+        Raises:
+            StaleHolderError: it's in another state by now.
+        """
+        self._set(job_id, "AND state = ?", "request = json_set(request, '$.max_seconds', ?)", seconds, given=[was])
+
     def delete(self, job_id: str) -> None:
         """Take a job out that has ended.
 
@@ -320,15 +328,19 @@ def _text_of(request: JobRequest) -> str:
 def _job_of(row: sqlite3.Row) -> LaunchedJob:
     asked = json.loads(row["request"])
     program = asked.pop("program")
-    program = RankProgram(
-        command=tuple(program["command"]),
-        folder=Path(program["folder"]),
-        python=Path(program["python"]),
-        environment=program["environment"],
-    )
+    try:
+        program = RankProgram(
+            command=tuple(program["command"]),
+            folder=Path(program["folder"]),
+            python=Path(program["python"]),
+            environment=program["environment"],
+        )
+        request = JobRequest(program=program, **asked)
+    except (KeyError, TypeError) as error:
+        msg = f"Job {row['id']} of this queue was asked for with another release of Cosmati ({error}). Use that one."
+        raise RunError(msg) from error
     names = ("id", "wish", "reason", "created", "seconds", "step", "best_step", "num_steps", "step_seconds")
     more = ("num_microbatches", "tensor_parallel", "failures", "run_folder")
-    request = JobRequest(program=program, **asked)
     return LaunchedJob(
         request=request, state=LaunchState(row["state"]), **{name: row[name] for name in (*names, *more)}
     )

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.agents import agent_command, check_settings, node_counts
+from cosmati.launch.agents import agent_command, check_settings, count_of, node_counts
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding
 from cosmati.launch.notes import PLACE_VARIABLE, ends_in, log_of, processes_in
 
@@ -48,7 +48,7 @@ def render(request: AttemptRequest) -> str:
         "job-name": name_of(request),
         "comment": str(request.folder),
         "nodes": f"{counts[-1]}-{counts[0]}",
-        "output": str(request.folder / _LOG),
+        "output": f"{as_name(request.folder)}/{_LOG}",
         "open-mode": "append",
         "signal": f"B:USR1@{_WARNING_SECONDS}",
         **({"time": str(math.ceil(request.max_seconds / 60) + 1)} if request.max_seconds else {}),
@@ -60,7 +60,7 @@ def render(request: AttemptRequest) -> str:
         request.program,
         folder=str(request.folder),
         per_node=per_node,
-        restarts=int(settings.get("restarts", _RESTARTS)),
+        restarts=count_of(settings, "restarts", _RESTARTS),
         nodes="$nodes",
         run_id="$SLURM_JOB_ID-$restarts",
         endpoint="$address:$port",
@@ -73,8 +73,9 @@ def render(request: AttemptRequest) -> str:
         "exports": "\n".join(
             f"export {name}={shlex.quote(value)}" for name, value in sorted(request.program.environment.items())
         ),
-        "requeues": int(settings.get("requeues", _REQUEUES)),
-        "counts": " ".join(map(str, counts)),
+        "requeues": count_of(settings, "requeues", _REQUEUES),
+        "counts": shlex.quote(" ".join(map(str, counts))),
+        "shared": shlex.join([str(request.ranks), settings.get("nodes", "1")]),
         "python": shlex.quote(str(request.program.python)),
         "agent": shlex.quote(f'{PLACE_VARIABLE}="$SLURMD_NODENAME" exec {agent}'),
     }
@@ -100,12 +101,18 @@ again() {{
   echo "Back to the queue, for time $((restarts + 1)) of {requeues}: $1."
   scontrol requeue "$SLURM_JOB_ID" && exit 0
 }}
-# Nodes that nobody reaches may train on: from now on they can commit nothing.
-[ "$restarts" -gt 0 ] && {python} -m cosmati.launch.agents "$folder"
+counts={counts}
+# Nodes that nobody reaches may train on: from now on they can commit nothing. And the run has told its T by now.
+[ "$restarts" -gt 0 ] && told=$({python} -m cosmati.launch.agents "$folder" {shared})
+counts=${{told:-$counts}}
 rm -f "$folder"/rank-*.end "$folder"/rank-*.process
 # As many nodes as share the microbatches; the others idle.
-for nodes in {counts}; do [ "$SLURM_JOB_NUM_NODES" -ge "$nodes" ] && break; done
+for nodes in $counts; do [ "$SLURM_JOB_NUM_NODES" -ge "$nodes" ] && break; done
 [ "$SLURM_JOB_NUM_NODES" -gt "$nodes" ] && echo "$((SLURM_JOB_NUM_NODES - nodes)) of $SLURM_JOB_NUM_NODES nodes idle."
+if [ "$SLURM_JOB_NUM_NODES" -lt "$nodes" ]; then
+  echo "Too few nodes for whole replicas: there are $SLURM_JOB_NUM_NODES, and $nodes are the fewest."
+  echo 1 > "$folder/status"; exit 1
+fi
 # A node's address is known to Slurm even where its name isn't to others.
 address=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 port=$({python} -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
@@ -150,7 +157,8 @@ class SlurmEngine:
 
     def _find(self, request: AttemptRequest) -> str:
         listed = ask_slurm("squeue", "--noheader", "--me", f"--name={name_of(request)}", "--format=%i %k")
-        return next((line.split()[0] for line in listed.splitlines() if line.split()[1:] == [str(request.folder)]), "")
+        found = (line.strip().partition(" ") for line in listed.splitlines())
+        return next((job for job, _, folder in found if folder == str(request.folder)), "")
 
     def poll(self, handle: str) -> AttemptStanding:
         """Return how a job stands, by Slurm's controller, and by the job's own note once Slurm has forgotten it."""
@@ -224,10 +232,13 @@ def _facts(said: str) -> Mapping[str, str]:
 
 def _with_ends(standing: AttemptStanding, folder: Path) -> AttemptStanding:
     """Add what ranks have noted of a bad end: the first error of a rank's own, if there's one."""
-    own = next((end for end in ends_in(folder).values() if not end.lost_others), None)
+    told = (end for end in ends_in(folder).values() if not end.lost_others)
+    own = min(told, key=lambda end: not end.is_final, default=None)
     if standing.status == 0 or own is None:
         return standing
-    return replace(standing, status=own.status, reason=own.error, place=own.place, own_fault=True)
+    return replace(
+        standing, status=own.status, reason=own.error, place=own.place, own_fault=True, is_final=own.is_final
+    )
 
 
 def _ended_before(folder: Path) -> AttemptStanding:
@@ -260,6 +271,11 @@ true
 def _parts(handle: str) -> tuple[str, Path]:
     job, _, folder = handle.partition(" ")
     return job, Path(folder)
+
+
+def as_name(path: Path) -> str:
+    """Return a path as Slurm has the name of a file: a percent sign begins what it puts in there itself."""
+    return str(path).replace("%", "%%")
 
 
 def one_line(value: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from cosmati.errors import RunError
 from cosmati.launch.agents import check_settings
@@ -11,6 +13,7 @@ from cosmati.launch.study_array import SlurmStudy
 from cosmati.study.cluster import Cluster
 from cosmati.study.definition import Study
 
+N = TypeVar("N", int, float)
 _CLUSTERS = ("local", "slurm", "ray")
 DEFAULT_JOBS = 8
 """Runs at a time on a cluster, where nothing is said."""
@@ -58,13 +61,23 @@ def dry_run(cluster: Cluster | None, study: Study) -> str:
 def _ray(folder: Path, jobs: int, settings: Mapping[str, str]) -> Cluster:
     from cosmati.launch.study_ray import RayStudy, join_cluster
 
-    try:
-        options = {
-            "num_cpus": float(settings.get("num-cpus", 1)),
-            "num_gpus": float(settings.get("num-gpus", 0)),
-            "retries": int(settings.get("retries", 3)),
-        }
-    except ValueError as error:
-        raise RunError(f"A setting for Ray isn't a number: {error}. Say --with retries=3, for one.") from error
+    options = {
+        "num_cpus": _number(settings, "num-cpus", 1.0),
+        "num_gpus": _number(settings, "num-gpus", 0.0),
+        "retries": _number(settings, "retries", 3),
+    }
     join_cluster(settings.get("address", "auto"))
     return RayStudy(folder, jobs, **options)
+
+
+def _number(settings: Mapping[str, str], name: str, otherwise: N) -> N:
+    try:
+        number = type(otherwise)(settings.get(name, otherwise))
+        if 0 <= number < math.inf:
+            return number
+    except ValueError:
+        pass
+    msg = (
+        f"--with {name}={settings[name]} is no number that Ray could take. Say 0 or more: --with {name}={otherwise:g}."
+    )
+    raise RunError(msg)

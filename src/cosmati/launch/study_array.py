@@ -16,15 +16,15 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
 from cosmati.errors import RunError
-from cosmati.launch.agents import check_settings
-from cosmati.launch.slurm import OPTIONS, ask_slurm, one_line
+from cosmati.launch.agents import check_settings, count_of
+from cosmati.launch.slurm import OPTIONS, as_name, ask_slurm, one_line
 from cosmati.launch.study_task import (
     ARRAY_FILE,
     ASKED_FILE,
@@ -85,9 +85,7 @@ class SlurmStudy:
         self._file = f"{Path(path).absolute()}{colon}{function}"
         self.num_jobs = num_jobs
         self._settings = check_settings("slurm", settings, (*OPTIONS, "requeues"))
-        if not self._settings.get("requeues", "0").isdigit():
-            msg = f"requeues is {settings['requeues']!r}. Say how often a task may go back to the queue: 0, 1, 2, ..."
-            raise RunError(msg)
+        self._requeues = count_of(self._settings, "requeues", _REQUEUES)
         self._folder = folder.expanduser().absolute() / "slurm"
 
     @property
@@ -111,7 +109,7 @@ class SlurmStudy:
             "array": f"0-{num_tasks - 1}%{self.num_jobs}",
             "nodes": "1",
             "ntasks": "1",
-            "output": f"{folder}/task-%a.log",
+            "output": f"{as_name(folder)}/task-%a.log",
             "open-mode": "append",
             **self._options(),
         }
@@ -120,7 +118,7 @@ class SlurmStudy:
             folder=shlex.quote(str(folder)),
             directory=shlex.quote(str(Path.cwd())),
             python=shlex.quote(sys.executable),
-            requeues=int(self._settings.get("requeues", _REQUEUES)),
+            requeues=self._requeues,
         )
 
     def hardware(self, study: Study) -> str:
@@ -250,10 +248,9 @@ class SlurmArrays(Jobs):
             RunError: nothing can go on.
         """
         path = self._path(cell)
-        with readable(path):
-            if not path.exists():
-                return None
-            result = TaskResult.from_json(path.read_text())
+        result = _result_in(path)
+        if result is None:
+            return None
         if result.is_final:
             raise RunError(result.error)
         return result.measured or ToldFailure(RunError(result.error), result.error, result.trace)
@@ -261,33 +258,47 @@ class SlurmArrays(Jobs):
     def _forget_failures(self, cells: set[ArrayCell]) -> None:
         """Take away what is no reason not to run these: failures that nobody has heard of, runs on other hardware."""
         for path in map(self._path, cells):
-            if path.exists():
-                result = TaskResult.from_json(path.read_text())
-                if result.measured is None or result.measured.hardware != self._plan.hardware:
-                    path.unlink()
+            result = _result_in(path)
+            if result and (result.measured is None or result.measured.hardware != self._plan.hardware):
+                path.unlink()
 
     def _find(self, cells: set[ArrayCell]) -> dict[ArrayCell, tuple[str, int]]:
-        """Return tasks of before that go on, and cancel arrays that are of another recipe."""
+        """Return tasks of before that go on, and cancel arrays that are of another recipe.
+
+        Raises:
+            RunError: Slurm doesn't say.
+        """
+        arrays = {}
         listed = ask_slurm("squeue", "--noheader", "--me", "--format=%F %k").splitlines()
         for job, _, comment in {tuple(line.partition(" ")) for line in listed}:
             folder = Path(comment.strip())
             if folder.parent == self._results.parent:
-                self._arrays[job] = folder
-        found = {}
-        for job, number in self._there() or ():
-            cell = self._planned(job)[number]
+                arrays[job] = folder
+        # A controller that says nothing now isn't one that has nothing: then nothing is cancelled, and nothing begun.
+        tasks = _tasks_of(arrays)
+        self._arrays |= arrays
+        planned, found = {job: self._planned(folder) for job, folder in arrays.items()}, {}
+        for job, number in tasks:
+            cell = planned[job][number] if number < len(planned[job]) else None
             if cell in cells:
                 found[cell] = job, number
         for job in set(self._arrays) - {job for job, _ in found.values()}:
             self._cancel(job)
         return found
 
-    def _planned(self, job: str) -> Sequence[ArrayCell]:
-        return ArrayPlan.from_json((self._arrays[job] / ARRAY_FILE).read_text()).cells
+    @staticmethod
+    def _planned(folder: Path) -> Sequence[ArrayCell]:
+        """Return the runs of an array; none where somebody has taken its folder away."""
+        try:
+            return ArrayPlan.from_json((folder / ARRAY_FILE).read_text()).cells
+        except FileNotFoundError:
+            return ()
 
     def _submit(self, cells: Sequence[ArrayCell]) -> dict[ArrayCell, tuple[str, int]]:
         parent = self._results.parent
-        folder = made_folder(parent / f"{_ARRAY}{len(list(parent.glob(f'{_ARRAY}*')))}")
+        before = (path.name.removeprefix(_ARRAY) for path in parent.glob(f"{_ARRAY}*"))
+        number = max((int(name) for name in before if name.isdecimal()), default=-1) + 1
+        folder = made_folder(parent / f"{_ARRAY}{number}")
         with writable(folder):
             plan = ArrayPlan(
                 file=self._plan.file, hardware=self._plan.hardware, results=self._plan.results, cells=tuple(cells)
@@ -301,16 +312,13 @@ class SlurmArrays(Jobs):
 
     def _there(self) -> set[tuple[str, int]] | None:
         """Return the tasks, by job and number, that Slurm still has; None where it doesn't say."""
-        if not self._arrays:
-            return set()
         try:
-            listed = ask_slurm("squeue", "--noheader", "--me", "--array", "--format=%F %K")
+            tasks = _tasks_of(self._arrays)
         except RunError:
             return None
         with readable(self._results):
             list(self._results.iterdir())  # a shared disk then looks for new files
-        tasks = (line.split() for line in listed.splitlines())
-        return {(job, int(number)) for job, number in tasks if job in self._arrays}
+        return tasks
 
     def _lost(self, place: tuple[str, int]) -> FailedCall:
         job, number = place
@@ -329,7 +337,8 @@ class SlurmArrays(Jobs):
             ask_slurm("scancel", job)
         except RunError as error:
             if "Invalid job id" not in str(error):
-                raise
+                msg = f"Slurm's job {job} goes on: {error} Then cancel it, or begin the study again: scancel {job}"
+                raise RunError(msg) from error
 
     def __enter__(self) -> Self:
         """Begin; the array is submitted with the calls."""
@@ -338,6 +347,39 @@ class SlurmArrays(Jobs):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what is left."""
-        for job in list(self._arrays):
-            self._cancel(job)
+        """Cancel what is left.
+
+        Raises:
+            RunError: something can't be cancelled; everything else is.
+        """
+        with contextlib.ExitStack() as left:
+            for job in list(self._arrays):
+                left.callback(self._cancel, job)
+
+
+def _tasks_of(arrays: Collection[str]) -> set[tuple[str, int]]:
+    """Return the tasks of these jobs, by job and number, that Slurm still has.
+
+    Raises:
+        RunError: it doesn't say.
+    """
+    if not arrays:
+        return set()
+    listed = ask_slurm("squeue", "--noheader", "--me", "--array", "--format=%F %K")
+    tasks = (line.split() for line in listed.splitlines())
+    return {(job, int(number)) for job, number in tasks if job in arrays}
+
+
+def _result_in(path: Path) -> TaskResult | None:
+    """Return what a task has left; None where it has left nothing yet.
+
+    Raises:
+        RunError: it can't be read.
+    """
+    with readable(path):
+        text = path.read_text() if path.exists() else None
+    try:
+        return None if text is None else TaskResult.from_json(text)
+    except RunError as error:
+        msg = f"{path} is damaged: {error} Or take it away: the run is then done once more."
+        raise RunError(msg) from error

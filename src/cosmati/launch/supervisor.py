@@ -108,8 +108,8 @@ class Supervisor:
         """
         self._take_over()
         while (job := self._job()).state not in ENDED:
-            if job.wish == "stop":
-                self._move(job.state, LaunchState.STOPPED, "stopped before it began")
+            if why := _why_stop(job, job.seconds):
+                self._move(job.state, LaunchState.STOPPED, "stopped before it began" if job.wish == "stop" else why)
             elif job.state is LaunchState.PENDING:
                 self._move(LaunchState.PENDING, LaunchState.QUEUED, job.reason)
             elif self._may_begin(job):
@@ -217,6 +217,7 @@ class Supervisor:
     def _follow(self, number: int, handle: str, watch: RunWatch) -> _Ended:
         """Watch an attempt to its end."""
         began, noted, stopping = self._clock(), -1.0, None
+        before = self._job().seconds
         while True:
             standing, progress, now = self._engine.poll(handle), watch.look(), self._clock()
             has_ended = standing.phase is AttemptPhase.ENDED
@@ -232,13 +233,13 @@ class Supervisor:
                 # Of a rank that was lost, nothing may be left.
                 self._engine.cancel(handle)
                 return _end_of(standing, progress, asked=stopping is not None)
-            if stopping is None and (why := self._why_stop(job, now - began)):
+            if stopping is None and (why := _why_stop(job, before + now - began)):
                 stopping = now
                 self._move(self._job().state, LaunchState.TERMINATING, why)
                 self._engine.ask_to_stop(handle)
             elif stopping is not None and now - stopping > _GRACE_SECONDS:
                 self._engine.cancel(handle)
-                return _Ended("stopped", f"it was killed {_GRACE_SECONDS:.0f} s after it was asked to stop")
+                return _Ended("stopped", f"it was killed {_GRACE_SECONDS:.0f} s later")
             elif (
                 stopping is None
                 and standing.phase is AttemptPhase.RUNNING
@@ -267,14 +268,6 @@ class Supervisor:
                 known["step_seconds"] = progress.step_seconds
             self._queue.note(self._id, self._holder, **known)
 
-    def _why_stop(self, job: LaunchedJob, seconds: float) -> str:
-        if job.wish == "stop":
-            return "asked to stop"
-        limit, before = job.request.max_seconds, sum(one.seconds for one in self._queue.attempts(self._id)[:-1])
-        if limit is not None and before + seconds >= limit:
-            return f"its {limit:g} s are over"
-        return ""
-
     def _stalled(self, job: LaunchedJob, progress: RunProgress, watch: RunWatch) -> str:
         asked = job.request
         if progress.run is None and job.state is LaunchState.RUNNING:
@@ -302,7 +295,8 @@ class Supervisor:
             self._queue.note(self._id, self._holder, step=job.num_steps)  # lines come every ten steps
         if ended.outcome in ("completed", "stopped"):
             ends = LaunchState.COMPLETED if ended.outcome == "completed" else LaunchState.STOPPED
-            self._move(job.state, ends, ended.reason or (job.reason if ends is LaunchState.STOPPED else ""))
+            why = (job.reason, ended.reason) if ends is LaunchState.STOPPED else (ended.reason,)
+            self._move(job.state, ends, "; ".join(filter(None, why)))
             return
         got_further = job.step is not None and job.step > job.best_step
         failures = 1 if got_further else job.failures + 1
@@ -332,6 +326,14 @@ class Supervisor:
         until = self._clock() + min(_MAX_BACKOFF, job.request.backoff_seconds * 2.0 ** min(failures - 1, 60))
         while self._clock() < until and self._job().wish != "stop":
             time.sleep(min(self._engine.poll_seconds, max(0.0, until - self._clock())))
+
+
+def _why_stop(job: LaunchedJob, seconds: float) -> str:
+    """Return why a job that has run so long is to stop; empty where it isn't."""
+    if job.wish == "stop":
+        return "asked to stop"
+    limit = job.request.max_seconds
+    return f"its {limit:g} s are over" if limit is not None and seconds >= limit else ""
 
 
 def ranks_for(available: int, num_microbatches: int, degree: int = 1) -> tuple[int, int]:
@@ -381,7 +383,8 @@ def _end_of(standing: AttemptStanding, progress: RunProgress, *, asked: bool) ->
             if outcome
             else _Ended("completed")
         )
-    return _Ended("failed", standing.reason or "ended without a word", standing.place, standing.own_fault)
+    own, again = standing.own_fault, standing.is_final
+    return _Ended("failed", standing.reason or "ended without a word", standing.place, own, again)
 
 
 def _outcome_of(progress: RunProgress) -> str:

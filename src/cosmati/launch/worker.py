@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import re
 import runpy
 import signal
 import sys
@@ -18,11 +19,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from cosmati.errors import CosmatiError, OtherRunError
 from cosmati.launch.guard import die_with_parent
 from cosmati.launch.notes import PLACE_VARIABLE, BadEnd, last_line, log_of, note_end, note_process, stacks_of
 from cosmati.records.launched import NOTE_VARIABLE
 
-_LOST_OTHERS = ("gloo", "nccl", "connection", "store", "socket", "timeout", "timed out", "peer")
+_LOST_OTHERS = re.compile(
+    r"\b(gloo|nccl\w*|connections?|(tcp)?store|sockets?|timeouts?|timed out|peers?)\b", re.IGNORECASE
+)
 """Words of errors that a rank has because another one has ended. Gloo's are plain RuntimeErrors."""
 _LOST_SECONDS = 0.5
 
@@ -44,15 +48,16 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     note_process(Path(folder), f"rank-{rank}")
-    status, error, lost_others = 0, "", False
+    status, error, lost_others, is_final = 0, "", False, False
     try:
         _run_as_python_does(command)
-    except SystemExit as end:
-        status, error = _status_of(end, log_of(Path(folder), rank))
+    except SystemExit as left:
+        status, error = _status_of(left, log_of(Path(folder), rank))
+        is_final = _comes_again(left)
     except BaseException as raised:  # noqa: BLE001  (told, and the process ends)
         traceback.print_exc()
         error = f"{type(raised).__name__}: {raised}".partition("\n")[0]
-        status, lost_others = 1, is_of_others(raised)
+        status, lost_others, is_final = 1, is_of_others(raised), _comes_again(raised)
     # Whoever asks a rank to stop that has just ended has what he wants.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit._run_exitfuncs()  # noqa: SLF001  (a forked process runs none by itself before Python 3.13)
@@ -63,7 +68,8 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
             # The agent tells of the first rank that it sees ended: let it see the one that was lost.
             time.sleep(_LOST_SECONDS)
         with contextlib.suppress(OSError):  # a full disk: the status has to do
-            note_end(Path(folder), rank, BadEnd(status=status, error=error, lost_others=lost_others, place=place))
+            end = BadEnd(status=status, error=error, lost_others=lost_others, place=place, is_final=is_final)
+            note_end(Path(folder), rank, end)
         os._exit(status)
 
 
@@ -102,15 +108,24 @@ def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
     return 1, str(end.code).partition("\n")[0]
 
 
+def _comes_again(error: BaseException) -> bool:
+    """Return whether a run was refused for what it is, by an error or by what led to it: a command exits for one."""
+    led: BaseException | None = error
+    while led is not None and not isinstance(led, OtherRunError):
+        led = led.__cause__ or led.__context__
+    return led is not None
+
+
 def is_of_others(error: BaseException) -> bool:
     """Return whether an error is one that a rank has because another one has ended."""
     from torch.distributed import DistError
 
     if os.environ.get("WORLD_SIZE") == "1":
         return False  # there are none
-    told = str(error).lower()
+    if isinstance(error, CosmatiError):
+        return False  # which says what it is
     known = isinstance(error, DistError | ConnectionError | TimeoutError)
-    return known or (isinstance(error, RuntimeError) and any(word in told for word in _LOST_OTHERS))
+    return known or (isinstance(error, RuntimeError) and _LOST_OTHERS.search(str(error)) is not None)
 
 
 if __name__ == "__main__":

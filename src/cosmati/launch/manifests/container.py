@@ -161,7 +161,7 @@ def _run_folder(command: tuple[str, ...]) -> str:
 
 
 def _whole(name: str, text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         msg = f"{name}={text!r} is no whole number{' of GiB' if name == 'memory' else ''}. Give one: --with {name}=8"
         raise RunError(msg)
     return int(text)
