@@ -36,8 +36,8 @@ from cosmati.train.layout.span import HeldSpan
 from cosmati.train.layout.tree import divide, leaf_norm
 from cosmati.train.ranks import Ranks
 
-BUCKET_ELEMENTS = 1 << 18
-"""Gradients are exchanged so many at a time, 1 MiB: more than that while backward runs, and few enough messages."""
+BUCKET_ELEMENTS = 1 << 20
+"""Gradients are exchanged so many at a time, 4 MiB: messages of 1 MiB take 4 % more of a small step's processor time."""
 
 _WIDE = (torch.float32, torch.float64)
 _GRADIENT = attrgetter("grad")
