@@ -11,7 +11,7 @@
     │   ├── TamperError                    the ledger or a proof doesn't verify
     │   └── RefutedError                   what was asked of a ledger is answered with no
     ├── CheckpointError    (RuntimeError)  a checkpoint that is damaged, partial or of another plan
-    │   └── OtherRunError                  a checkpoint of another run than the one that was to go on from it
+    │   └── ChangedRunError                a checkpoint of another run than the one that was to go on from it
     ├── RunError           (RuntimeError)  a run folder that is in use or not a run
     ├── ExportError        (RuntimeError)  a model that can't be exported, or isn't the one that was measured
     ├── ForgetError        (RuntimeError)  what can't be deleted as it was asked
@@ -71,7 +71,7 @@ class CheckpointError(CosmatiError, RuntimeError):
     """A checkpoint that is damaged, partial, or made by another plan."""
 
 
-class OtherRunError(CheckpointError):
+class ChangedRunError(CheckpointError):
     """A checkpoint of another run than the one that was to go on from it: it would be refused again."""
 
 

@@ -223,7 +223,7 @@ except {name} as error:
 """
 
 
-@pytest.mark.parametrize(("name", "is_final"), [("OtherRunError", True), ("CheckpointError", False)])
+@pytest.mark.parametrize(("name", "is_final"), [("ChangedRunError", True), ("CheckpointError", False)])
 def test_a_command_that_exits_for_a_refusal_says_so(tmp_path: Path, name: str, is_final: bool) -> None:
     file = tmp_path / "exits.py"
     file.write_text(REFUSED.format(name=name))

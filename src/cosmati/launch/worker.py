@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosmati.errors import CosmatiError, OtherRunError
+from cosmati.errors import CosmatiError, ChangedRunError
 from cosmati.launch.guard import die_with_parent
 from cosmati.launch.notes import PLACE_VARIABLE, BadEnd, last_line, log_of, note_end, note_process, stacks_of
 from cosmati.records.launched import NOTE_VARIABLE
@@ -111,7 +111,7 @@ def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
 def _comes_again(error: BaseException) -> bool:
     """Return whether a run was refused for what it is, by an error or by what led to it: a command exits for one."""
     led: BaseException | None = error
-    while led is not None and not isinstance(led, OtherRunError):
+    while led is not None and not isinstance(led, ChangedRunError):
         led = led.__cause__ or led.__context__
     return led is not None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cosmati.core.clock import Budget, Clock, Time
-from cosmati.errors import OtherRunError
+from cosmati.errors import ChangedRunError
 from cosmati.train.assembly import Assembly
 from cosmati.train.run.checkpoints import Checkpoint
 
@@ -21,7 +21,7 @@ def check_past(assembly: Assembly, checkpoint: Checkpoint, *, schedule_is_new: b
         schedule_is_new: the schedule was changed by name: it holds from here on, and says nothing of the past.
 
     Raises:
-        OtherRunError: a past step would differ.
+        ChangedRunError: a past step would differ.
     """
     facts, clock = checkpoint.facts, Clock(*checkpoint.facts["clock"])
     now = assembly.budget
@@ -42,7 +42,7 @@ def check_past(assembly: Assembly, checkpoint: Checkpoint, *, schedule_is_new: b
             f"The budget can't be changed from {was.span} to {now.span} at step {clock.step}: {'; '.join(wrong)}. Keep "
             "the budget, or start a new run from these weights: RunConfig(load_weights=...)."
         )
-        raise OtherRunError(msg)
+        raise ChangedRunError(msg)
 
 
 def _other_rate(assembly: Assembly, was: Budget, clock: Clock) -> int | None:

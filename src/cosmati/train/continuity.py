@@ -10,7 +10,7 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import CheckpointError, OtherRunError
+from cosmati.errors import CheckpointError, ChangedRunError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
@@ -201,7 +201,7 @@ class Continuity:
         """Take note of a microbatch: of its form, and after a resume of what the code makes of the fixed one.
 
         Raises:
-            OtherRunError: model or loss compute something else than before.
+            ChangedRunError: model or loss compute something else than before.
         """
         self.has_seen = True
         self._probe.see(data)
@@ -216,7 +216,7 @@ class Continuity:
                 f"had {was}. The code of the model or of the loss has changed, or what it reads. Resume with the code "
                 "that wrote it, or give the new run a folder of its own."
             )
-            raise OtherRunError(msg)
+            raise ChangedRunError(msg)
 
     def _losses(self) -> list[str | None] | None:
         a = self._a

@@ -26,7 +26,7 @@ from cosmati.core.loss import LossFunction
 from cosmati.core.plain import encode
 from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
-from cosmati.errors import CheckpointError, OtherRunError
+from cosmati.errors import CheckpointError, ChangedRunError
 from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of
@@ -127,7 +127,7 @@ def check_resume(
         is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
 
     Raises:
-        OtherRunError: what fixes the bits has changed, or what may change wasn't asked for.
+        ChangedRunError: what fixes the bits has changed, or what may change wasn't asked for.
     """
     found = differences(was, now, is_elsewhere=is_elsewhere)
     named_before = any(kind_of(name) == _PREPARED for name in was)
@@ -140,7 +140,7 @@ def check_resume(
         if may:
             mend += f" To change the {' and the '.join(may)} on purpose, say so: RunConfig(change={tuple(may)!r})."
         msg = f"{where} is of another run: {'; '.join(map(str, wrong))}. {mend}"
-        raise OtherRunError(msg)
+        raise ChangedRunError(msg)
     return [change for change in found if not change.name.startswith("parent.")]
 
 

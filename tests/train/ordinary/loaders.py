@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cosmati.core.batch import Data
 from cosmati.optim import SGD
@@ -93,6 +93,17 @@ def _fit(data: Any, seen: Seen, folder: Path | None = None, **config: Any) -> st
     finally:
         assert run.feed is not None
         run.feed.close()
+        _end_workers(data)
+
+
+def _end_workers(data: Any) -> None:
+    """End a loader's workers that live on.
+
+    Left to the collection of a cycle, PyTorch closes their queues before it asks them to end, and waits five seconds.
+    """
+    if isinstance(data, DataLoader) and data._iterator is not None:
+        data._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        data._iterator = None
 
 
 def whole(make: Callable[[], Any], **config: Any) -> list[list[list[float]]]:
