@@ -52,6 +52,12 @@ PAGES = {
 }
 # Much like another page, so that a default run leaves them out.
 SLOW = {
+    "runs",
+    "live view of a run",
+    "methods",
+    "governed runs",
+    "problems",
+    "no such page",
     "one study",
     "costs",
     "nothing chosen",

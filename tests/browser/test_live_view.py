@@ -69,6 +69,7 @@ def last_step(page: Page) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow  # `explorer/test_live_pages.py` kills a job too, and asks as the page does
 def test_a_job_is_followed_through_its_death_and_its_servers(
     browser: Browser, tmp_path: Path, running: Callable[[int], PythonProcess]
 ) -> None:

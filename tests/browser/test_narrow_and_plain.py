@@ -17,7 +17,7 @@ MASKS = """() => [...document.querySelectorAll(".scroll")].map(
 KEY = key_of("runs/governed")
 
 
-@pytest.mark.parametrize("path", ["/runs", f"/governance/{KEY}"])
+@pytest.mark.parametrize("path", ["/runs", pytest.param(f"/governance/{KEY}", marks=pytest.mark.slow)])
 def test_what_goes_on_sideways_fades_until_its_end(browser: Browser, site: ExploreServer, path: str) -> None:
     for width, is_hidden in ((390, True), (2200, False)):
         page = browser.new_page(viewport={"width": width, "height": 900})
