@@ -43,6 +43,8 @@ ARMS = {
     "fsdp": ("FSDP2", "FSDP2 again (A/A)", "FSDP2, whole gradients", "full"),
 }
 _LOSS = LanguageModel()
+_TOGETHER = 4
+"""Steps of an arm after one another: their first one waits for the other rank."""
 
 
 def _model(size: str) -> GPT:
@@ -128,11 +130,11 @@ def _rank(folder: Path, asked: dict[str, Any]) -> None:
     rows, rounds, arm = _rows(asked["tokens"]), asked["rounds"], asked.get("alone")
     with ExitStack() as runs:
         if arm is None:
+            together = min(_TOGETHER, asked["steps"])
             arms = {
-                name: _timed(_step(name, asked["size"], rows, asked["v"], runs), asked["steps"])
-                for name in asked["arms"]
+                name: _timed(_step(name, asked["size"], rows, asked["v"], runs), together) for name in asked["arms"]
             }
-            found: Any = [row.__dict__ for row in in_turns(arms, rounds)]
+            found: Any = [row.__dict__ for row in in_turns(arms, rounds, asked["steps"] // together)]
         else:
             step = _step(arm, asked["size"], rows, asked["v"], runs)
             for _ in range(4):
@@ -165,7 +167,7 @@ def run(*, quick: bool = False) -> str:
     for peer, (size, tokens, v) in product(ARMS, cases[:1] if quick else cases):
         steps = max(1, round((40 if size == "0.7M" else 8) * 512 * 2 / (tokens * v)))
         asked = {"arms": ARMS[peer], "size": size, "tokens": tokens, "v": v, "steps": steps}
-        rows = [Row(**row) for row in _launched({**asked, "rounds": 3 if quick else 15})]
+        rows = [Row(**row) for row in _launched({**asked, "rounds": 3 if quick else 9})]
         memory = {arm: _launched({**asked, "rounds": 0, "alone": arm}) for arm in ARMS[peer] if "again" not in arm}
         notes = {
             "clock": "wall clock, to the slower rank's end",
