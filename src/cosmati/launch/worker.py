@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosmati.errors import CosmatiError, ChangedRunError
+from cosmati.errors import ChangedRunError, CosmatiError
 from cosmati.launch.guard import die_with_parent
 from cosmati.launch.notes import PLACE_VARIABLE, BadEnd, last_line, log_of, note_end, note_process, stacks_of
 from cosmati.records.launched import NOTE_VARIABLE

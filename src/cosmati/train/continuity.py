@@ -10,7 +10,7 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import CheckpointError, ChangedRunError
+from cosmati.errors import ChangedRunError, CheckpointError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly

@@ -26,7 +26,7 @@ from cosmati.core.loss import LossFunction
 from cosmati.core.plain import encode
 from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
-from cosmati.errors import CheckpointError, ChangedRunError
+from cosmati.errors import ChangedRunError, CheckpointError
 from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of

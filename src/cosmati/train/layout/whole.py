@@ -37,7 +37,7 @@ from cosmati.train.layout.tree import divide, leaf_norm
 from cosmati.train.ranks import Ranks
 
 BUCKET_ELEMENTS = 1 << 20
-"""Gradients are exchanged so many at a time, 4 MiB: messages of 1 MiB take 4 % more of a small step's processor time."""
+"""Gradients are exchanged so many at a time, 4 MiB: in messages of 1 MiB a small step takes 4 % more processor time."""
 
 _WIDE = (torch.float32, torch.float64)
 _GRADIENT = attrgetter("grad")
