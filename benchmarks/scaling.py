@@ -130,11 +130,11 @@ def _rank(folder: Path, asked: dict[str, Any]) -> None:
     rows, rounds, arm = _rows(asked["tokens"]), asked["rounds"], asked.get("alone")
     with ExitStack() as runs:
         if arm is None:
-            together = min(_TOGETHER, asked["steps"])
+            together = asked["together"]
             arms = {
                 name: _timed(_step(name, asked["size"], rows, asked["v"], runs), together) for name in asked["arms"]
             }
-            found: Any = [row.__dict__ for row in in_turns(arms, rounds, asked["steps"] // together)]
+            found: Any = [row.__dict__ for row in in_turns(arms, rounds, asked["turns"])]
         else:
             step = _step(arm, asked["size"], rows, asked["v"], runs)
             for _ in range(4):
@@ -166,13 +166,15 @@ def run(*, quick: bool = False) -> str:
     tables = []
     for peer, (size, tokens, v) in product(ARMS, cases[:1] if quick else cases):
         steps = max(1, round((40 if size == "0.7M" else 8) * 512 * 2 / (tokens * v)))
-        asked = {"arms": ARMS[peer], "size": size, "tokens": tokens, "v": v, "steps": steps}
+        together = min(_TOGETHER, steps)
+        turns = steps // together
+        asked = {"arms": ARMS[peer], "size": size, "tokens": tokens, "v": v, "together": together, "turns": turns}
         rows = [Row(**row) for row in _launched({**asked, "rounds": 3 if quick else 9})]
         memory = {arm: _launched({**asked, "rounds": 0, "alone": arm}) for arm in ARMS[peer] if "again" not in arm}
         notes = {
             "clock": "wall clock, to the slower rank's end",
             "ranks": f"{WORLD} processes on one machine, gloo, one thread each",
-            "steps a round": steps,
+            "steps a round": turns * together,
             "resident MiB of a rank, at its peak": {arm: round(mib, 1) for arm, mib in memory.items()},
         }
         name = f"scaling_{peer}_{size.lower().replace('.', '')}_{tokens}_v{v}"
