@@ -17,7 +17,7 @@ def launched(case: str, world: int) -> list[Any]:
 @pytest.mark.parametrize("case", ["idle", "idle later", "unused", "graphless", "graphless later", "shorter", "longer"])
 def test_what_a_rank_has_nothing_for_changes_no_sum(case: str) -> None:
     alone = launched(case, 1)[0]
-    assert len(alone) == 7
+    assert len(alone) == 8
     assert launched(case, 2) == [alone, alone]
 
 
