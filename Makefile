@@ -26,7 +26,7 @@ OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_re
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test seeds test-slurm test-ray test-torchft test-manifests tutorials extras slow golden bits mutants check methods bench docs
+.PHONY: help quickstart test pages seeds test-slurm test-ray test-torchft test-manifests tutorials extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -35,7 +35,7 @@ help: ## show this list
 quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and write its page
 	$(BIN)/cosmati quickstart
 
-test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
+test: $(VENV)/.with-test ## run the default test suite (`slow` tests and those of pages left out)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 seeds: $(VENV)/.with-test ## run the default suite under N new seeds (BUSY of them beside heavy jobs), and keep what came of it
@@ -63,6 +63,9 @@ test-manifests: $(VENV)-manifests/.with-manifests ## hold manifests against the 
 
 tutorials: $(VENV)/.with-test ## walk through the tutorials and recipes of the docs, each in an empty folder
 	$(BIN)/python -m pytest -n 2 -m slow tests/docs
+
+pages: $(VENV)/.with-test ## open the Explorer's and the audit's pages in Chromium, where it's installed, and use them
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "browser and not slow" tests/browser tests/explorer tests/audit
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests

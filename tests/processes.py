@@ -20,6 +20,7 @@ import tempfile
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess, ForkServerContext
@@ -57,6 +58,7 @@ class PythonProcess:
         self.args = [str(one) for one in command]
         handle, self._errors = tempfile.mkstemp(prefix="stderr-")
         os.close(handle)
+        weakref.finalize(self, os.unlink, self._errors)
         read, write = _CONTEXT.Pipe(duplex=False)
         environment = dict(os.environ if env is None else env)
         given = (self.args, environment, str(cwd or Path.cwd()), start_new_session, is_anew, write, self._errors)

@@ -30,6 +30,7 @@ def test_the_page_runs_and_learns(ran: tuple[Path, dict[str, Any]]) -> None:
     assert attempt["outcome"] in ("stopped", "completed")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(ran: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     step = "        report = trainer.step(batch_of(trainer.clock.step))\n"
     assert PAGE.count(step) == 1

@@ -46,6 +46,7 @@ def test_it_learns_and_is_read_back(ran: tuple[Path, dict[str, Any]]) -> None:
         assert torch.equal(model(**batch).logits, trained.eval()(**batch).logits)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(ran: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     broken = STOPS + SCRIPT.replace("observers=[", "observers=[Stops(19), ")
     broken = broken.replace('    trainer.export("sentiment", to="hf")\n', "")

@@ -41,6 +41,7 @@ def test_the_best_is_kept(ran: tuple[Path, dict[str, Any]]) -> None:
     assert float((model(points).argmax(1) == labels).float().mean()) == scope["longer"].observers[0].best > 0.5
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on(ran: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     block = blocks_of(PAGE)[0]
     given = "observers=[EarlyStopping("

@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_every_question_of_the_page_is_answered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     asked = re.findall(r"`(cosmati ledger (?:query|policy-effect|derive|sql) RUN[^`\n]*)`", PAGE)

@@ -29,6 +29,7 @@ def outputs_of(commands: str) -> list[str]:
     return outputs
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("scipy")
     monkeypatch.chdir(tmp_path)
@@ -51,6 +52,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "\nstudies\n" in (ROOT / "docs" / "index.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_pool_of_parts_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("scipy")
     pytest.importorskip("sklearn")

@@ -75,6 +75,7 @@ def made_by_hand(house: Path) -> set[str]:
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_three_places_and_every_suite_runs_over_it(house: Path) -> None:
     before = contents(house)

@@ -34,6 +34,7 @@ def test_any_number_of_ranks_gives_the_same_bits(tmp_path: Path, alone: dict[str
     assert _launch(tmp_path, world) == alone
 
 
+@pytest.mark.slow
 def test_ranks_may_change_in_mid_run(tmp_path: Path, alone: dict[str, Any]) -> None:
     stopped = _launch(tmp_path, 4, stop=3)
     assert {facts["outcome"] for facts in stopped.values()} == {"stopped"}

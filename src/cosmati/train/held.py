@@ -274,10 +274,9 @@ class _Walk:
         # What a library's class holds, its own code may read.
         is_plain = all(kind is object or not is_library(kind.__module__) for kind in type(owner).__mro__)
         is_plain |= isinstance(owner, NAMESPACES)
-        for name, value, put in fields_and_setters(owner):
-            if name not in skipped:
-                attribute = name if is_plain else ""
-                yield from self._at(f"{path}.{name}", value, depth + _DATA, put, said, attribute=attribute)
+        for name, value, put in fields_and_setters(owner, skipped):
+            attribute = name if is_plain else ""
+            yield from self._at(f"{path}.{name}", value, depth + _DATA, put, said, attribute=attribute)
         for kind in type(owner).__mro__:
             if top_of(kind.__module__) not in LIBRARIES and self._is_new(id(kind)):
                 yield from self._of_class(kind, list(vars(kind)), depth, said, skipped)

@@ -7,7 +7,7 @@ import threading
 import types
 import weakref
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,12 @@ LIBRARIES = frozenset({"torch", "numpy", "cosmati", "builtins", *sys.stdlib_modu
 NAMESPACES = (Namespace, types.SimpleNamespace, threading.local)
 
 
-def fields_and_setters(owner: object) -> list[tuple[str, Any, Callable[[Any], None]]]:
-    """Return an object's attributes, those in slots too, and how to set them."""
+def fields_and_setters(owner: object, skipped: Collection[str] = ()) -> list[tuple[str, Any, Callable[[Any], None]]]:
+    """Return an object's attributes but for some, those in slots too, and how to set them."""
     held = getattr(owner, "__dict__", {})
-    slots = [(name, slot) for name, slot in _slots(type(owner)) if hasattr(owner, name)]
+    slots = [(name, slot) for name, slot in _slots(type(owner)) if name not in skipped and hasattr(owner, name)]
     return [
-        *((name, value, partial(held.__setitem__, name)) for name, value in held.items()),
+        *((name, value, partial(held.__setitem__, name)) for name, value in held.items() if name not in skipped),
         *((name, slot.__get__(owner), partial(slot.__set__, owner)) for name, slot in slots),
     ]
 

@@ -43,6 +43,7 @@ def test_two_ranks_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any
     assert launch(tmp_path, 2, QUICK, SHARD_RANKS="4") == alone
 
 
+@pytest.mark.slow
 def test_replicas_of_shards_give_the_bits_of_one_plain_process(tmp_path: Path, plain: Any) -> None:
     cases = ("everything", "muon")
     assert launch(tmp_path, 4, cases, SHARD_RANKS="2") == {case: plain(QUICK)[case] for case in cases}
