@@ -33,7 +33,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests write into memory where there's enough: a sixth of their time went to the disk.
 _MEMORY = Path("/dev/shm")
-if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= 4 << 30:
+if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= 2 << 30:
     (_MEMORY / f"cosmati-tests-{os.getuid()}").mkdir(mode=0o700, exist_ok=True)
     os.environ["TMPDIR"] = str(_MEMORY / f"cosmati-tests-{os.getuid()}")
     tempfile.tempdir = None  # looked up anew

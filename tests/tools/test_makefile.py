@@ -33,7 +33,7 @@ class Index(BaseHTTPRequestHandler):
 @pytest.fixture
 def index() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

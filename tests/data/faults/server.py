@@ -137,7 +137,7 @@ def serve(folder: Path) -> Iterator[Server]:  # noqa: C901  (the handler is a cl
 
     server = Quiet(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield state

@@ -84,7 +84,7 @@ METHODS = pytest.mark.parametrize(
     [
         ("fork", 2, True),
         ("fork", 2, False),
-        ("forkserver", 1, True),
+        pytest.param("forkserver", 1, True, marks=pytest.mark.slow),
         pytest.param("forkserver", 1, False, marks=pytest.mark.slow),
         pytest.param("spawn", 1, True, marks=pytest.mark.slow),
         pytest.param("spawn", 1, False, marks=pytest.mark.slow),

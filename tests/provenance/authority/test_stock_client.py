@@ -45,7 +45,7 @@ def fetched(people: People, target: str) -> str:
     state = people.root / "state"
     (state / "metadata").mkdir(parents=True, exist_ok=True)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url, root = f"http://127.0.0.1:{server.server_port}", people.folder / "metadata" / "1.root.json"
         command = [sys.executable, "-I", "-c", CLIENT, url, str(root), str(state), target]
         found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
