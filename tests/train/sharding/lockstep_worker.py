@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cosmati.errors import CosmatiError
 from cosmati.routing.regions import partition_parameters
+from cosmati.routing.selectors import RegionSelector
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.sharded import Sharded
 from cosmati.train.layout.whole import Whole
@@ -25,6 +26,8 @@ V = 4
 IDLE = {"idle": (1, 2), "idle later": (3,)}
 SKIPPED = {"skipped": (1,), "skipped later": (3,), "shorter": (2, 3), "longer": (0, 1)}
 GRAPHLESS = {"graphless": (1,), "graphless later": (2,)}
+ROUTES = {"routed": [(1.0, 1.0), (0.0, 1.0)]}
+"""What stands outside of blocks, and the blocks: every other microbatch teaches the blocks alone."""
 
 
 class Turned(nn.Linear):
@@ -50,9 +53,10 @@ class Skips(nn.Module):
         for index, block in enumerate(self.blocks):
             if not (self.is_skipped and index == 1):
                 x = torch.relu(block(x)) + x
-        x = x * self.gate if self.blocks[1].is_biased else x
-        # Its gradients are +0.0 and -0.0: what stands for an absent one must leave both as they are.
-        return x + self.idle * -0.0
+        if not self.blocks[1].is_biased:
+            return x
+        # The gradients of `idle` are +0.0 and -0.0: what stands for an absent one must leave both as they are.
+        return x * self.gate + self.idle * -0.0
 
 
 def passed(case: str, layout: Layout, model: Skips, ranks: Ranks, routes: list[tuple[float, ...]]) -> dict[str, str]:
@@ -81,10 +85,11 @@ def main() -> None:
     ranks = Ranks()
     torch.manual_seed(0)
     model = Skips()
-    regions = partition_parameters(model)
+    selectors = {"rest": RegionSelector(params=("gate", "idle")), "blocks": RegionSelector(params=("blocks.*",))}
+    regions = partition_parameters(model, selectors if case in ROUTES else None)
     layout: Layout = (Sharded if ranks.is_parallel else Whole)(model, regions, ranks, V)
     try:
-        found: object = passed(case, layout, model, ranks, [(1.0,)] * V)
+        found: object = passed(case, layout, model, ranks, ROUTES.get(case, [(1.0,)] * 2) * (V // 2))
     except CosmatiError as error:
         found = f"{type(error).__name__}: {error}"
     sys.stdout.write(json.dumps(found))

@@ -14,7 +14,9 @@ def launched(case: str, world: int) -> list[Any]:
     return [json.loads(said) for said in launch_ranks(["-m", "tests.train.sharding.lockstep_worker", case], world)]
 
 
-@pytest.mark.parametrize("case", ["idle", "idle later", "unused", "graphless", "graphless later", "shorter", "longer"])
+@pytest.mark.parametrize(
+    "case", ["idle", "idle later", "unused", "routed", "graphless", "graphless later", "shorter", "longer"]
+)
 def test_what_a_rank_has_nothing_for_changes_no_sum(case: str) -> None:
     alone = launched(case, 1)[0]
     assert len(alone) == 8
