@@ -69,6 +69,25 @@ def test_a_run_goes_on_from_copies_where_its_folder_is_gone(tmp_path: Path, plac
     assert there == sorted(p.relative_to(here.parent).as_posix() for p in here.rglob("*") if p.is_file())
 
 
+def test_a_run_that_began_elsewhere_goes_on_from_copies_when_that_is_gone_too(tmp_path: Path, place: str) -> None:
+    make_trainer(tmp_path / "parent", "1ba", ledger=False).fit()
+    given = {"checkpoint_every": "1ba", "load_weights": tmp_path / "parent", "ledger": False}
+    make_trainer(tmp_path / "whole", f"{STEPS}ba", **given).fit()
+    run = tmp_path / "run"
+    make_trainer(run, "2ba", **given, checkpoint_to=place).fit()
+    for folder in (run, tmp_path / "parent"):
+        shutil.rmtree(folder)
+    make_trainer(run, f"{STEPS}ba", **given, checkpoint_to=place, change="budget").fit()
+    last, whole = (read_checkpoint(list_checkpoints(tmp_path / n / "checkpoints")[0]) for n in ("run", "whole"))
+    assert (last.step, last.state_digest) == (STEPS, whole.state_digest)
+
+
+def test_without_copies_it_begins_with_what_it_asks_for(tmp_path: Path, place: str) -> None:
+    given = {"load_weights": tmp_path / "parent", "ledger": False, "checkpoint_to": place}
+    with pytest.raises(CheckpointError, match="parent holds no weights"):
+        make_trainer(tmp_path / "run", "1ba", **given)
+
+
 def test_the_newer_of_both_places_is_taken(tmp_path: Path, place: str) -> None:
     folder = tmp_path / "checkpoints"
     copies = Copies(place, 9, tmp_path)

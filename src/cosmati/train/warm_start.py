@@ -11,25 +11,41 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cosmati.core.state import load_model_tensors, parameter_root
-from cosmati.errors import CheckpointError
+from cosmati.errors import CheckpointError, CosmatiError
+from cosmati.train.config import RunConfig
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from cosmati.train.run.copy_place import CopyPlace, url_of_copies
 
 
 def place(model: nn.Module, device: torch.device, given: Ingredients, ranks: Ranks) -> Mapping[str, object]:
     """Put the model where it trains, with the weights to begin with; return what they're derived from."""
     model.to(device)
     config = given.config
-    resumes = config.run_folder is not None and bool(list_checkpoints(Path(config.run_folder) / "checkpoints"))
-    begins_elsewhere = config.load_weights is not None and not resumes
+    begins_elsewhere = config.load_weights is not None and not _has_begun(config)
     parent = load_weights(model, Path(str(config.load_weights))) if begins_elsewhere else {}
     # Whatever each rank has drawn: all start from one root.
     losses = [given.loss] if callable(given.loss) else [sub_step.loss for sub_step in given.loss]
     modules = [model, *(module for loss in losses if (module := loss_module(loss)) is not None)]
     ranks.share(tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     return parent
+
+
+def _has_begun(config: RunConfig) -> bool:
+    """Say whether the run has checkpoints already, be it only where they are copied to: they're fetched later."""
+    if config.run_folder is None:
+        return False
+    run = Path(config.run_folder)
+    if list_checkpoints(run / "checkpoints"):
+        return True
+    if not config.checkpoint_to:
+        return False
+    try:
+        return bool(CopyPlace(url_of_copies(config.checkpoint_to, run)).steps())
+    except (CosmatiError, OSError, ValueError):
+        return True  # Who fetches them says what's wrong.
 
 
 def load_weights(model: nn.Module, path: Path) -> dict[str, object]:

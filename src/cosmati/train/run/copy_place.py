@@ -23,6 +23,11 @@ _WRITER = "writer.json"
 _MOST_BYTES = 1 << 24
 
 
+def url_of_copies(checkpoint_to: str, run: Path) -> str:
+    """Return where a run's checkpoints are copied to: a recipe has several runs."""
+    return f"{str(checkpoint_to).rstrip('/')}/{run.name}"
+
+
 class CopyPlace:
     """Where copies of one run's checkpoints are.
 

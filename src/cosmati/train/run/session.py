@@ -29,6 +29,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.run.attempts import begin_attempt, end_attempt
 from cosmati.train.run.checkpoints import Checkpoint, Roots, choose_checkpoint
 from cosmati.train.run.copies import Copies
+from cosmati.train.run.copy_place import url_of_copies
 from cosmati.train.run.environment import StopSignal
 from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.parts import HeldState
@@ -97,7 +98,7 @@ class OpenRun:
         try:
             is_first = self._folder is not None
             if is_first and self._config.checkpoint_to:
-                url = f"{str(self._config.checkpoint_to).rstrip('/')}/{path.name}"  # A recipe has several runs.
+                url = url_of_copies(self._config.checkpoint_to, path)
                 self._copies = Copies(url, self._config.num_checkpoints, path)
                 has_ledger = (path / "ledger" / "checkpoint").exists()
                 self._copies.fetch(path / "checkpoints", self._config.resume_from, has_ledger=has_ledger)
