@@ -6,10 +6,12 @@ import math
 import re
 from dataclasses import replace
 
+import pytest
+
 from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.report import render_report
 from cosmati.records.study import SearchRecord, StudyRecord, TrialRecord
-from cosmati.study.comparison import speed_up_at_equal_quality
+from cosmati.study.comparison import SpeedUp, comparisons, speed_up_at_equal_quality
 from tests.explorer.samples import demo_run
 from tests.explorer.test_composition_view import parts
 from tests.study.oracles import SECONDS, log_quality, study
@@ -72,6 +74,19 @@ def test_slower_arms_are_no_gain() -> None:
     gained = opening_sentences([parts(both=0.5)], None)[1]
     assert "both needs" not in gained
     assert "1 arm is shown to be slower" in gained
+
+
+def test_a_hint_is_neither_a_gain_nor_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interval that excludes 1, and an adjusted p that doesn't let it be claimed."""
+    record = silent()
+    one, other = comparisons(record)
+    assert isinstance(one.found, SpeedUp)
+    hint = replace(one, found=replace(one.found, ratio=1.8, low=1.1, high=3.0), p_value=0.2)
+    monkeypatch.setattr("cosmati.explorer.opening.comparisons", lambda _: (hint, other))
+    gained = opening_sentences([record], None)[1]
+    assert gained.endswith("1 arm is perhaps faster (a hint and no claim) and for 1 arm no difference is shown.")
+    assert "nothing is shown to be gained: " in gained
+    assert not replace(hint, p_value=0.01, level=0.05).is_hint, "it's a claim"
 
 
 def test_the_search_is_counted() -> None:

@@ -58,12 +58,16 @@ def _gain_of(study: StudyRecord) -> str:
         return f"{where} nothing is compared"
     shown = [(one, one.found) for one in found if one.is_shown and isinstance(one.found, SpeedUp)]
     faster = sorted((one for one in shown if one[1].ratio > 1), key=lambda one: -one[1].ratio)
-    num_slower, num_silent = len(shown) - len(faster), len(found) - len(shown)
+    hints = [one.found.ratio for one in found if one.is_hint and isinstance(one.found, SpeedUp)]
+    num_slower, num_silent = len(shown) - len(faster), len(found) - len(shown) - len(hints)
     texts = [_gain_text(study, one, speed_up) for one, speed_up in faster[:_MAX_NAMED]]
     if len(faster) > _MAX_NAMED:
         texts.append(f"{_are(len(faster) - _MAX_NAMED, 'further arm')} shown to be faster")
     if num_slower:
         texts.append(f"{_are(num_slower, 'arm')} shown to be slower")
+    for word, num in (("faster", sum(one > 1 for one in hints)), ("slower", sum(one < 1 for one in hints))):
+        if num:
+            texts.append(f"{_are(num, 'arm')} perhaps {word} (a hint and no claim)")
     if num_silent:
         texts.append(f"for {_counted(num_silent, 'arm')} no difference is shown")
     return f"{where}, {_joined(texts)}" if faster else f"{where} nothing is shown to be gained: {_joined(texts)}"
