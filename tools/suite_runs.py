@@ -14,6 +14,7 @@ import os
 import platform
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -101,12 +102,17 @@ def run_suite(command: Sequence[str], seed: int, beside: int) -> SuiteRun:
         command: of pytest, without a seed.
         seed: given to it.
         beside: heavy jobs that run as long.
+
+    Raises:
+        KeyboardInterrupt: somebody has ended it: that says nothing of the suite.
     """
     start = time.monotonic()
     with busy(beside):
         done = subprocess.run(  # noqa: S603
             [*command, "-rfE", f"--randomly-seed={seed}"], capture_output=True, text=True, check=False
         )
+    if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
+        raise KeyboardInterrupt
     # The last line is pytest's summary; earlier ones may be what a test has printed.
     count = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall((done.stdout.splitlines() or [""])[-1])}
     return SuiteRun(

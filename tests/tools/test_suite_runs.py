@@ -72,6 +72,14 @@ def test_a_suite_is_run_counted_and_kept(
     assert runs[0].which.count("test_it") == counts[1]
 
 
+@pytest.mark.parametrize(("signal", "num_kept"), [("SIGTERM", 0), ("SIGKILL", 1)])
+def test_what_somebody_ends_isnt_counted_and_what_dies_is_red(tmp_path: Path, signal: str, num_kept: int) -> None:
+    suite, record = tmp_path / "test_one.py", tmp_path / "runs.csv"
+    suite.write_text(f"import os, signal\ndef test_it():\n    os.kill(os.getpid(), signal.{signal})\n")
+    assert main(["--num", "2", "--record", str(record), "--", "-q", f"--rootdir={tmp_path}", str(suite)]) == 1
+    assert [run.is_green for run in read(record)] == [False] * num_kept
+
+
 def test_a_suite_without_a_test_isnt_green(tmp_path: Path) -> None:
     suite, record = tmp_path / "test_none.py", tmp_path / "runs.csv"
     suite.write_text("")
