@@ -58,7 +58,7 @@ def _gain_of(study: StudyRecord) -> str:
         return f"{where} nothing is compared"
     shown = [(one, one.found) for one in found if one.is_shown and isinstance(one.found, SpeedUp)]
     faster = sorted((one for one in shown if one[1].ratio > 1), key=lambda one: -one[1].ratio)
-    hints = [one.found.ratio for one in found if one.is_hint and isinstance(one.found, SpeedUp)]
+    hints = [one.found.ratio for one in found if isinstance(one.found, SpeedUp) and _is_hint(one, one.found)]
     num_slower, num_silent = len(shown) - len(faster), len(found) - len(shown) - len(hints)
     texts = [_gain_text(study, one, speed_up) for one, speed_up in faster[:_MAX_NAMED]]
     if len(faster) > _MAX_NAMED:
@@ -71,6 +71,13 @@ def _gain_of(study: StudyRecord) -> str:
     if num_silent:
         texts.append(f"for {_counted(num_silent, 'arm')} no difference is shown")
     return f"{where}, {_joined(texts)}" if faster else f"{where} nothing is shown to be gained: {_joined(texts)}"
+
+
+def _is_hint(one: Comparison, found: SpeedUp) -> bool:
+    """Say whether the interval by itself excludes 1, which the adjusted p doesn't let anybody claim."""
+    if one.is_shown or found.low is None or found.high is None or found.is_unstable:
+        return False
+    return not found.low <= 1.0 <= found.high
 
 
 def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:

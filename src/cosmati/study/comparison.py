@@ -109,14 +109,6 @@ class Comparison:
             return False
         return self.p_value < self.level and not found.low <= 1.0 <= found.high
 
-    @property
-    def is_hint(self) -> bool:
-        """Whether the interval by itself excludes 1, which the adjusted p doesn't let anybody claim."""
-        found = self.found
-        if isinstance(found, NotReached) or found.low is None or found.high is None or found.is_unstable:
-            return False
-        return not self.is_shown and not found.low <= 1.0 <= found.high
-
 
 @dataclass(frozen=True)
 class NoiseFloor:
