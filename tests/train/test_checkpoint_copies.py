@@ -82,6 +82,23 @@ def test_a_run_that_began_elsewhere_goes_on_from_copies_when_that_is_gone_too(tm
     assert (last.step, last.state_digest) == (STEPS, whole.state_digest)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_it_never_begins_with_other_weights_where_copies_go_or_never_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, is_told: bool
+) -> None:
+    """A trainer that expects copies loads nothing: what it was made with are weights that nobody asked for."""
+    make_trainer(tmp_path / "parent", "1ba", ledger=False).fit()
+    given = {"load_weights": tmp_path / "parent", "ledger": False, "checkpoint_to": place}
+    with monkeypatch.context() as patch:
+        said = ["step-00000001"] if is_told else OSError("the network is down")
+        patch.setattr(CopyPlace, "steps", lambda _: said if is_told else (_ for _ in ()).throw(said))
+        trainer = make_trainer(tmp_path / "run", "1ba", **given)
+    with pytest.raises(CheckpointError, match=r"no checkpoint.*begin"):
+        trainer.fit()
+    assert not list_checkpoints(tmp_path / "run" / "checkpoints")
+    make_trainer(tmp_path / "run", "1ba", **given).fit()
+
+
 def test_without_copies_it_begins_with_what_it_asks_for(tmp_path: Path, place: str) -> None:
     given = {"load_weights": tmp_path / "parent", "ledger": False, "checkpoint_to": place}
     with pytest.raises(CheckpointError, match="parent holds no weights"):

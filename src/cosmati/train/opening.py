@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cosmati.core.clock import Clock
 from cosmati.core.method import State
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import PlanError
+from cosmati.errors import CheckpointError, PlanError
 from cosmati.provenance.kept_vouchers import keep_given_policy
 from cosmati.train.artifacts import with_base
 from cosmati.train.assembly import Assembly
@@ -80,6 +80,11 @@ def open_run(
     states = None
     made: list[list[int]] = []
     with run.opening() as checkpoint:
+        if checkpoint is None and "parent.asked" in prepared.identity:
+            raise CheckpointError(
+                f"{a.config.load_weights} wasn't loaded, because the run had begun when its Trainer was made, and "
+                "by now there is no checkpoint of it, here or among its copies: make the Trainer anew, to begin with those weights."
+            )
         if policy_watch is not None:
             policy_watch.resume(run, continuity, checkpoint, prepared.identity.get("policy"))
         if checkpoint is not None:
