@@ -93,7 +93,7 @@ def test_it_never_begins_with_other_weights_where_copies_go_or_never_were(
         said = ["step-00000001"] if is_told else OSError("the network is down")
         patch.setattr(CopyPlace, "steps", lambda _: said if is_told else (_ for _ in ()).throw(said))
         trainer = make_trainer(tmp_path / "run", "1ba", **given)
-    with pytest.raises(CheckpointError, match=r"no checkpoint.*begin"):
+    with pytest.raises(CheckpointError, match="by now there is no checkpoint"):
         trainer.fit()
     assert not list_checkpoints(tmp_path / "run" / "checkpoints")
     make_trainer(tmp_path / "run", "1ba", **given).fit()

@@ -83,7 +83,7 @@ def open_run(
         if checkpoint is None and "parent.asked" in prepared.identity:
             raise CheckpointError(
                 f"{a.config.load_weights} wasn't loaded, because the run had begun when its Trainer was made, and "
-                "by now there is no checkpoint of it, here or among its copies: make the Trainer anew, to begin with those weights."
+                "by now there is no checkpoint of it, here or among its copies. Make the Trainer anew."
             )
         if policy_watch is not None:
             policy_watch.resume(run, continuity, checkpoint, prepared.identity.get("policy"))
