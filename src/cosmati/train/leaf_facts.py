@@ -55,10 +55,10 @@ def even_loss(loss: Tensor, num_labels: Tensor, keys: Tensor) -> Tensor:
     Raises:
         BatchError: they aren't.
     """
-    is_uneven = keys.max() > torch.where(keys > 0, keys, torch.inf).min()
     if not num_labels.is_cpu:
+        is_uneven = keys.max() > torch.where(keys > 0, keys, torch.inf).min()
         return torch.where(is_uneven, torch.nan, loss)
-    if is_uneven:
+    if len({key for key in keys.tolist() if key > 0}) > 1:
         counts = num_labels.int().tolist()
         found = ", ".join("all" if key == 1 else str(n) for n, key in zip(counts, keys.tolist(), strict=True))
         where = "" if len(set(counts)) > 1 else ", and not equally many in each of the batch's tensors"
@@ -110,15 +110,14 @@ def table_of(
         num_classes: of the source, where rows are packs; else 0.
         device: of the table.
     """
-    columns: list[Tensor] = []
+    parts: list[Tensor] = []
     if num_classes:
         none = torch.zeros(num_classes, dtype=torch.float64, device=device)
-        columns += torch.stack([none if one.labels is None else one.labels for one in seen]).unbind(1)
-    columns += [_column([getattr(one, field) for one in seen], device) for field in LeafFacts._fields[:-1]]
-    for kind in figures:
-        if kind:
-            columns += torch.stack(list(kind)).to(device, torch.float64).view(len(seen), -1).unbind(1)
-    return torch.stack(columns, dim=1)
+        parts.append(torch.stack([none if one.labels is None else one.labels for one in seen]))
+    parts.append(_facts([one[:-1] for one in seen], device))
+    given = [torch.stack(list(kind)).to(device, torch.float64) for kind in figures if kind]
+    parts += [kind.view(len(seen), -1) for kind in given]
+    return torch.cat(parts, dim=1)
 
 
 def figures_in(table: Tensor, due: DueDetails, denominators: Tensor | None, num_regions: int) -> LeafFigures:
@@ -139,6 +138,14 @@ def figures_in(table: Tensor, due: DueDetails, denominators: Tensor | None, num_
         return LeafFigures(norms, sketches, entropies)
     norms = None if norms is None else norms / denominators
     return LeafFigures(norms, None if sketches is None else sketches / denominators[:, None], entropies)
+
+
+def _facts(rows: Sequence[Sequence[Tensor | float]], device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        numbers = [[value.item() if isinstance(value, Tensor) else value for value in row] for row in rows]
+        return torch.tensor(numbers, dtype=torch.float64)
+    # An accelerator would be waited for: its numbers stay there.
+    return torch.stack([_column(values, device) for values in zip(*rows, strict=True)], dim=1)
 
 
 def _column(values: Sequence[Tensor | float], device: torch.device) -> Tensor:

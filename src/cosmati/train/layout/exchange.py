@@ -115,15 +115,17 @@ class RankSum:
         if held < len(flat):
             # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
             flat.fill_(-0.0)
+        runs, sources = list[Tensor](), list[Tensor]()
         for index, start, stop, place in bucket.parts:
             total, like = sums[index], self._tensors[index]
             if total is None:
                 continue
             self._present[index] = True
-            if stop - start == like.numel():
-                laid_out(flat[place : place + stop - start], like).copy_(total)
-            else:
-                flat[place : place + stop - start].copy_(memory(total, like)[start:stop])
+            is_all = stop - start == like.numel()
+            runs.append(laid_out(flat, like, place) if is_all else flat[place : place + stop - start])
+            sources.append(total if is_all else memory(total, like)[start:stop])
+        if runs:
+            torch._foreach_copy_(runs, sources)
         received = flat.new_empty(world * own)
         lengths, group = list(bucket.lengths), self._ranks.across
         work = dist.all_to_all_single(received, flat, [own] * world, lengths, group=group, async_op=True)
@@ -167,9 +169,9 @@ class RankSum:
         for _, _, work in works:
             work.wait()
         return {
-            index: laid_out(flat[place : place + stop - start], self._tensors[index])
+            index: laid_out(flat, self._tensors[index], place)
             for (flat, _, _), bucket in zip(works, self._buckets, strict=True)
-            for index, start, stop, place in bucket.parts
+            for index, _, _, place in bucket.parts
         }
 
     def _own_share(self) -> dict[int, Tensor]:
@@ -177,8 +179,9 @@ class RankSum:
         found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
         for bucket, shares in zip(self._buckets, self._shares, strict=True):
             for index, start, stop, place in bucket.of(self._ranks.replica):
-                own, like = shares.root()[place : place + stop - start], self._tensors[index]
-                found[index] = laid_out(own, like) if len(own) == like.numel() else own
+                share, like = shares.root(), self._tensors[index]
+                is_all = stop - start == like.numel()
+                found[index] = laid_out(share, like, place) if is_all else share[place : place + stop - start]
         return found
 
 

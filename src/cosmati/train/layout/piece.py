@@ -150,14 +150,15 @@ def in_buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides in which a parameter, its gradient and state are sent: its own, unless it has gaps."""
-    if torch.ops.aten.is_non_overlapping_and_dense(tensor):
+    # Most are contiguous, which is known at once; the other question goes through PyTorch's dispatcher.
+    if tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return tensor.stride()
     return torch.empty(tensor.shape, device="meta").stride()
 
 
-def laid_out(flat: Tensor, like: Tensor) -> Tensor:
-    """Return a run of memory, of as many elements as a parameter has, in its shape and strides."""
-    return flat.as_strided(like.shape, strides_of(like), flat.storage_offset())
+def laid_out(flat: Tensor, like: Tensor, place: int = 0) -> Tensor:
+    """Return as many elements of a run of memory as a parameter has, from a place on, in its shape and strides."""
+    return flat.as_strided(like.shape, strides_of(like), flat.storage_offset() + place)
 
 
 def memory(tensor: Tensor, like: Tensor) -> Tensor:
