@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
+from cosmati.train import communication
+from cosmati.train import ranks as ranks_of
 from cosmati.train.layout.exchange import RankSum, sum_type
 from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.layout.piece import Bucket, evenly, in_buckets
@@ -24,46 +27,96 @@ V = 8
 
 
 class Threads:
-    """A process group of threads: what each hands over, in the order of ranks."""
+    """A process group of threads.
 
-    def __init__(self, world: int) -> None:
+    Args:
+        world: how many.
+        backend: over gloo they send each other messages, over others they meet.
+
+    Attributes:
+        sent: bytes that each has sent to others.
+        group: as PyTorch has it.
+    """
+
+    def __init__(self, world: int, backend: str) -> None:
         self.world = world
+        self.sent = [0] * world
+        self._num_calls = [0] * world
         self._met = threading.Barrier(world, timeout=280)
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * world
+        self._boxes: dict[tuple[int, int], queue.Queue[Tensor]] = {
+            (source, target): queue.Queue() for source in range(world) for target in range(world)
+        }
+        self._arrived: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in self._boxes}
+        self._num_due = dict.fromkeys(self._boxes, 0)
+        self.group = SimpleNamespace(
+            size=lambda: world,
+            rank=lambda: self.rank,
+            send=self._send,
+            recv=self._receive,
+            _get_backend=lambda _: SimpleNamespace(name=lambda: backend),
+        )
 
     @property
     def rank(self) -> int:
         """The thread's own."""
         return int(self._own.rank)
 
+    def num_calls(self) -> list[int]:
+        """How often the thread has begun to move something."""
+        return [self._num_calls[self.rank]]
+
+    def _begin(self, num_bytes: int) -> None:
+        self.sent[self.rank] += num_bytes
+        self._num_calls[self.rank] += 1
+
+    def _send(self, tensors: list[Tensor], target: int, tag: int) -> Any:
+        (tensor,) = tensors
+        assert target != self.rank
+        assert tag > 0
+        self._begin(tensor.nbytes)
+        self._boxes[self.rank, target].put(tensor.clone())
+        return self._later(lambda: None)
+
+    def _receive(self, tensors: list[Tensor], source: int, tag: int) -> Any:
+        (tensor,) = tensors
+        assert tag > 0
+        self._begin(0)
+        pair = source, self.rank
+        number = self._num_due[pair]
+        self._num_due[pair] += 1
+
+        def arrive() -> None:
+            """Messages are for receivers in the order in which these have asked, whoever is waited for first."""
+            arrived = self._arrived[pair]
+            while len(arrived) <= number:
+                arrived.append(self._boxes[pair].get(timeout=280))
+            tensor.copy_(arrived[number].view(tensor.shape))
+
+        return self._later(arrive)
+
     def _exchange(self, value: Tensor) -> list[Tensor]:
-        self._given[self._own.rank] = value.clone()
+        self._given[self.rank] = value.clone()
         self._met.wait()
         given = list(self._given)
         self._met.wait()
         return given
 
     def all_to_all_single(
-        self,
-        output: Tensor,
-        own: Tensor,
-        received: list[int] | None = None,
-        sent: list[int] | None = None,
-        *,
-        group: Any = None,
-        async_op: bool = False,
+        self, output: Tensor, own: Tensor, received: list[int], sent: list[int], *, group: Any, async_op: bool
     ) -> Any:
-        assert len({*(received or [0])}) == 1
-        lengths = sent or [own.numel() // self.world] * self.world
-        given = [one.split(lengths)[self._own.rank] for one in self._exchange(own)]
-        later = self._later(lambda: output.copy_(torch.cat(given).view(output.shape)))
-        return later if async_op else later.wait()
+        assert async_op
+        assert len({*received}) == 1
+        self._begin((sum(sent) - sent[self.rank]) * own.element_size())
+        given = [one.split(sent)[self.rank] for one in self._exchange(own)]
+        return self._later(lambda: output.copy_(torch.cat(given).view(output.shape)))
 
-    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any = None, async_op: bool) -> Any:
+    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any, async_op: bool) -> Any:
+        assert async_op
+        self._begin((self.world - 1) * own.nbytes)
         given = self._exchange(own)
-        later = self._later(lambda: output.copy_(torch.cat(given)))
-        return later if async_op else later.wait()
+        return self._later(lambda: output.copy_(torch.cat(given)))
 
     @staticmethod
     def _later(arrives: Callable[[], Any]) -> Any:
@@ -72,6 +125,7 @@ class Threads:
 
     def all_reduce(self, value: Tensor, op: Any, group: Any = None, *, async_op: bool = False) -> Any:
         assert op is dist.ReduceOp.MAX
+        self._begin(-(-2 * value.nbytes * (self.world - 1) // self.world))
         given = self._exchange(value)
         later = self._later(lambda: value.copy_(torch.stack(given).amax(0)))
         return later if async_op else later.wait()
@@ -86,16 +140,20 @@ class Threads:
             return work(ranks)
 
         with ThreadPoolExecutor(self.world) as pool:
-            return list(pool.map(start, range(self.world)))
+            found = list(pool.map(start, range(self.world)))
+        assert all(box.empty() for box in self._boxes.values()), "what was sent was received"
+        return found
 
 
-@pytest.fixture(params=[2, 4, 8])
+@pytest.fixture(params=[(2, "gloo"), (4, "gloo"), (8, "gloo"), (2, "nccl"), (8, "nccl")])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Threads:
-    group = Threads(request.param)
+    made = Threads(*request.param)
     for name in ("all_to_all_single", "all_gather_single", "all_reduce"):
-        monkeypatch.setattr(dist, name, getattr(group, name), raising=False)
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    return group
+        monkeypatch.setattr(dist, name, getattr(made, name), raising=False)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")  # tensors are on the CPU
+    monkeypatch.setattr(communication, "_members", lambda _: made.group)
+    monkeypatch.setattr(ranks_of, "num_collectives", made.num_calls)
+    return made
 
 
 def _parameters() -> list[nn.Parameter]:

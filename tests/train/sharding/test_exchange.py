@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
@@ -78,6 +76,39 @@ def test_buckets_that_leave_early_give_the_bits_of_one_tree(threads: Threads, se
     assert any(early)
 
 
+def _all_arrive(ranks: Ranks, *, keeps_share: bool = False) -> RankSum:
+    """Give a sum all its leaves, of which each gradient of the last one is told of in the buckets' order."""
+    parameters, groups = _parameters(), in_buckets(SIZES, 20)
+    pieces = cut(SIZES, {0, 3}, [[1, 2]], ranks.world, 16)
+    buckets = [
+        by_owner(group, pieces, ranks.world, 16) if keeps_share else evenly(group, SIZES, ranks.world, 16)
+        for group in groups
+    ]
+    total = RankSum(ranks, parameters, V, buckets, keeps_share=keeps_share)
+    for _ in ranks.mine(V):
+        total.lend()
+        if total.is_at_last:
+            total.expect(range(7))
+        for index in reversed(range(7)):
+            parameter, one = parameters[index], torch.ones(parameters[index].shape)
+            parameter.grad = one if parameter.grad is None else parameter.grad.add_(one)
+            total.arrived(index)
+        assert not total.is_at_last or len(total._going_round) == (0 if keeps_share else len(buckets) - 1)
+        total.fold({})
+    return total
+
+
+@pytest.mark.parametrize("keeps_share", [False, True])
+def test_a_bucket_goes_round_while_the_next_one_is_on_its_way(threads: Threads, keeps_share: bool) -> None:
+    roots = threads.run(lambda ranks: _all_arrive(ranks, keeps_share=keeps_share).root())
+    found = torch.cat([found.flatten() for root in roots for found in root])
+    assert found.tolist() == [V] * sum(SIZES) * (1 if keeps_share else threads.world)
+
+
+def test_what_is_under_way_is_waited_for_where_a_step_ends_without_its_sum(threads: Threads) -> None:
+    threads.run(lambda ranks: _all_arrive(ranks).close())  # all that was sent has to be received
+
+
 def test_each_rank_keeps_its_share(threads: Threads) -> None:
     expected = [_pairwise([leaf[index] for leaf in _leaves()]) for index in range(7)]
 
@@ -104,30 +135,6 @@ def test_each_rank_keeps_its_share(threads: Threads) -> None:
         return sum(found.numel() for found in root if found is not None)
 
     assert sum(threads.run(work)) == sum(SIZES[:6])
-
-
-class Counted:
-    """Counts the bytes that one rank sends in a step to others."""
-
-    def __init__(self, threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bytes = [0] * threads.world
-        whole_sent = dist.all_to_all_single, dist.all_gather_single, dist.all_reduce  # type: ignore[attr-defined]
-
-        def to_all(output: Tensor, own: Tensor, received: list[int], sent: list[int], **more: Any) -> Any:
-            rank = threads.rank
-            self.bytes[rank] += (sum(sent) - sent[rank]) * own.element_size()
-            return whole_sent[0](output, own, received, sent, **more)
-
-        def gather(output: Tensor, own: Tensor, **more: Any) -> Any:
-            self.bytes[threads.rank] += (threads.world - 1) * own.nbytes
-            return whole_sent[1](output, own, **more)
-
-        def reduce(value: Tensor, op: Any, **more: Any) -> Any:
-            self.bytes[threads.rank] += -(-2 * value.nbytes * (threads.world - 1) // threads.world)
-            return whole_sent[2](value, op, **more)
-
-        for name, counting in (("all_to_all_single", to_all), ("all_gather_single", gather), ("all_reduce", reduce)):
-            monkeypatch.setattr(dist, name, counting, raising=False)
 
 
 def _model() -> nn.Module:
@@ -157,7 +164,6 @@ def _a_step(ranks: Ranks, kind: type[Whole]) -> Whole:
 def test_no_more_is_sent_than_by_a_ring(threads: Threads, monkeypatch: pytest.MonkeyPatch, kind: type[Whole]) -> None:
     monkeypatch.setattr(whole, "BUCKET_ELEMENTS", 20_000)
     monkeypatch.setattr(optimizer_sharded, "BUCKET_ELEMENTS", 20_000)
-    counted = Counted(threads, monkeypatch)
     layouts = threads.run(lambda ranks: _a_step(ranks, kind))
     alone = _a_step(Ranks(), Whole)
     assert {layout.digest() for layout in layouts} == {alone.digest()}
@@ -165,8 +171,8 @@ def test_no_more_is_sent_than_by_a_ring(threads: Threads, monkeypatch: pytest.Mo
     ring = 2 * num_bytes * (threads.world - 1) / threads.world
     # Beside gradients and parameters a byte for each parameter, and what fills up to 64 bytes.
     beside = (len(alone.parameters) + 1) * (2 + 64 * threads.world)
-    assert sum(counted.bytes) / threads.world <= ring + beside
-    assert sum(counted.bytes) / threads.world >= ring
+    assert sum(threads.sent) / threads.world <= ring + beside
+    assert sum(threads.sent) / threads.world >= ring
     held = [sum(p.numel() for _, p in layout.pieces()) for layout in layouts]
     if kind is OptimizerSharded:
         assert 4 * sum(held) == num_bytes

@@ -6,32 +6,32 @@ all-reduce is the backend's to choose. What is sent is what a ring sends: each r
 gradients, and then the sums of the others' shares.
 
 Gradients travel in buckets, in the same order on all ranks: while the last microbatch's backward pass runs, each bucket
-leaves as soon as all of it is there.
+leaves as soon as all of it is there, and then the one before it is summed and goes round.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
+from cosmati.train.communication import OnTheWay, all_gather, all_to_all
 from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.layout.piece import Bucket, laid_out, memory
 from cosmati.train.layout.tree import Leaf, Tree
-from cosmati.train.ranks import Ranks, all_gather
+from cosmati.train.ranks import Ranks
 
 
 class _Sent(NamedTuple):
     """A bucket under way: what was sent has to stay until it has arrived."""
 
     flat: Tensor
-    received: Tensor
-    work: Any
+    arriving: OnTheWay
 
 
 class RankSum:
@@ -63,7 +63,10 @@ class RankSum:
         self._num_left = num_microbatches // self._world
         self._type = sum_type(tensors)
         self._own = PairSum(tensors)
-        self._sent: list[_Sent] = []
+        self._sent: deque[_Sent] = deque()
+        self._num_landed = 0
+        self._going_round: list[OnTheWay] = []
+        self._is_last_run = False
         self._shares: list[Tree[Tensor]] = [Tree(lambda left, right: left.add_(right)) for _ in buckets]
         self._awaited: list[set[int]] = []
         self._awaited_with: dict[int, set[int]] = {}
@@ -81,6 +84,7 @@ class RankSum:
 
     def expect(self, indices: Collection[int]) -> None:
         """Send buckets while the last leaf comes, told by `arrived` of each of these parameters."""
+        self._is_last_run = True
         self._awaited = [{*bucket.parameters} & {*indices} for bucket in self._buckets]
         self._awaited_with = {index: awaited for awaited in self._awaited for index in awaited}
 
@@ -91,8 +95,8 @@ class RankSum:
         self._awaited_with[index].discard(index)
         while self._awaited and not self._awaited[0]:
             del self._awaited[0]
-            self._send(self._buckets[len(self._sent)], {})
-            self._ranks.num_early += 1
+            with self._ranks.early():
+                self._send(self._buckets[self._num_sent], {})
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""
@@ -100,15 +104,15 @@ class RankSum:
         if self._num_left % self._run:
             self._own.fold(widened)
             return
-        for bucket in self._buckets[len(self._sent) :]:
+        self._is_last_run = not self._num_left
+        for bucket in self._buckets[self._num_sent :]:
             self._send(bucket, widened)
         self._awaited, self._own = [], PairSum(self._tensors)
         if self._num_left:
-            deque(self._land(), maxlen=0)
+            self._land_all()
 
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
-        """Send a run's sums to the ranks that add them."""
-        own, world = bucket.lengths[self._ranks.replica], self._world
+        """Send a run's sums to the ranks that add them, and see to the bucket before, which is likely to be there."""
         flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._device)
         sums = {index: self._own.last(index, widened) for index in sorted(bucket.parameters)}
         held = sum(stop - start for index, start, stop, _ in bucket.parts if sums[index] is not None)
@@ -126,33 +130,44 @@ class RankSum:
             sources.append(total if is_all else memory(total, like)[start:stop])
         if runs:
             torch._foreach_copy_(runs, sources)
-        received = flat.new_empty(world * own)
-        lengths, group = list(bucket.lengths), self._ranks.across
-        work = dist.all_to_all_single(received, flat, [own] * world, lengths, group=group, async_op=True)
-        self._sent.append(_Sent(flat, received, work))
+        self._sent.append(_Sent(flat, all_to_all(flat, bucket.lengths, group=self._ranks.across)))
+        if len(self._sent) > 1:
+            self._land()
 
-    def _land(self, *, is_last: bool = False) -> Iterator[tuple[Tensor, Tree[Tensor]]]:
-        """Add what has arrived to this rank's share of the sum; yield each bucket's memory and share."""
-        for (flat, received, work), shares in zip(self._sent, self._shares, strict=True):
-            work.wait()
-            across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-            for part in received.view(self._world, -1):
-                across.push(part)
-            # What waits longer than for being gathered doesn't keep what the others have sent in memory.
-            shares.push(across.root() if is_last else across.root().clone())
-            yield flat, shares
-        self._sent = []
+    @property
+    def _num_sent(self) -> int:
+        return self._num_landed + len(self._sent)
+
+    def _land(self) -> None:
+        """Add what has arrived of a bucket to this rank's share of the sum, and let it go round where that is whole."""
+        flat, arriving = self._sent.popleft()
+        shares = self._shares[self._num_landed]
+        self._num_landed += 1
+        across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
+        for part in arriving.wait():
+            across.push(part)
+        # What waits longer than for being gathered doesn't keep what was sent and received in memory.
+        shares.push(across.root() if self._is_last_run and not self._keeps_share else across.root().clone())
+        if self._is_last_run and not self._keeps_share:
+            self._going_round.append(all_gather(flat, shares.root(), group=self._ranks.across))
+
+    def _land_all(self) -> None:
+        while self._sent:
+            self._land()
+        self._num_landed = 0
 
     def close(self) -> None:
         """Wait for what is under way, where a step ends without its sum: what was sent stays so long."""
-        if len(self._sent) == len(self._buckets):
-            deque(self._land(), maxlen=0)
+        if self._num_sent == len(self._buckets):
+            for under_way in (*(arriving for _, arriving in self._sent), *self._going_round):
+                under_way.wait()
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
         # The last one says whether the user's code meets other ranks by itself.
         anywhere = torch.tensor([*self._present, self._ranks.has_met], dtype=torch.uint8, device=self._device)
         known = dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
+        self._land_all()
         summed = self._own_share() if self._keeps_share else self._gathered()
         known.wait()
         *present, met = anywhere.tolist()
@@ -160,22 +175,15 @@ class RankSum:
         return [summed[index] if seen else None for index, seen in enumerate(present)]
 
     def _gathered(self) -> dict[int, Tensor]:
-        """Let each bucket's sum go round as soon as it's there."""
-        group = self._ranks.across
-        works = [
-            (flat, shares, all_gather(flat, shares.root(), is_async=True, group=group))
-            for flat, shares in self._land(is_last=True)
-        ]
-        for _, _, work in works:
-            work.wait()
+        gathered = [flat for going in self._going_round for flat in going.wait()]
+        self._going_round = []
         return {
             index: laid_out(flat, self._tensors[index], place)
-            for (flat, _, _), bucket in zip(works, self._buckets, strict=True)
+            for flat, bucket in zip(gathered, self._buckets, strict=True)
             for index, _, _, place in bucket.parts
         }
 
     def _own_share(self) -> dict[int, Tensor]:
-        deque(self._land(), maxlen=0)
         found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
         for bucket, shares in zip(self._buckets, self._shares, strict=True):
             for index, start, stop, place in bucket.of(self._ranks.replica):
