@@ -130,8 +130,8 @@ class Threads:
         later = self._later(lambda: value.copy_(torch.stack(given).amax(0)))
         return later if async_op else later.wait()
 
-    def run(self, work: Callable[[Ranks], Any]) -> list[Any]:
-        """What each rank's thread returns."""
+    def run(self, work: Callable[[Ranks], Any], *, receives_all: bool = True) -> list[Any]:
+        """What each rank's thread returns; what was sent has to be received."""
 
         def start(rank: int) -> Any:
             self._own.rank = rank
@@ -141,7 +141,7 @@ class Threads:
 
         with ThreadPoolExecutor(self.world) as pool:
             found = list(pool.map(start, range(self.world)))
-        assert all(box.empty() for box in self._boxes.values()), "what was sent was received"
+        assert not receives_all or all(box.empty() for box in self._boxes.values())
         return found
 
 

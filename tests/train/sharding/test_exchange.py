@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
-from cosmati.errors import DivergenceError
+from cosmati.errors import DivergenceError, RunError
 from cosmati.optim import AdamW
 from cosmati.routing.regions import partition_parameters
 from cosmati.train.config import RunConfig
@@ -76,8 +76,8 @@ def test_buckets_that_leave_early_give_the_bits_of_one_tree(threads: Threads, se
     assert any(early)
 
 
-def _all_arrive(ranks: Ranks, *, keeps_share: bool = False) -> RankSum:
-    """Give a sum all its leaves, of which each gradient of the last one is told of in the buckets' order."""
+def _all_arrive(ranks: Ranks, *, keeps_share: bool = False, until: int = 0) -> RankSum:
+    """Give a sum all its leaves; each gradient of the last one is told of in the buckets' order, up to one's index."""
     parameters, groups = _parameters(), in_buckets(SIZES, 20)
     pieces = cut(SIZES, {0, 3}, [[1, 2]], ranks.world, 16)
     buckets = [
@@ -89,10 +89,12 @@ def _all_arrive(ranks: Ranks, *, keeps_share: bool = False) -> RankSum:
         total.lend()
         if total.is_at_last:
             total.expect(range(7))
-        for index in reversed(range(7)):
+        for index in reversed(range(until if total.is_at_last else 0, 7)):
             parameter, one = parameters[index], torch.ones(parameters[index].shape)
             parameter.grad = one if parameter.grad is None else parameter.grad.add_(one)
             total.arrived(index)
+        if total.is_at_last and until:
+            return total
         assert not total.is_at_last or len(total._going_round) == (0 if keeps_share else len(buckets) - 1)
         total.fold({})
     return total
@@ -107,6 +109,17 @@ def test_a_bucket_goes_round_while_the_next_one_is_on_its_way(threads: Threads, 
 
 def test_what_is_under_way_is_waited_for_where_a_step_ends_without_its_sum(threads: Threads) -> None:
     threads.run(lambda ranks: _all_arrive(ranks).close())  # all that was sent has to be received
+
+
+def test_no_step_follows_one_that_ended_within_its_exchange(threads: Threads) -> None:
+    """One rank may have sent more than another: what's too much would be taken for the next step's."""
+
+    def work(ranks: Ranks) -> None:
+        _all_arrive(ranks, until=5).close()
+        with pytest.raises(RunError, match=r"ended with an error while this rank exchanged.*last checkpoint"):
+            _all_arrive(ranks)
+
+    threads.run(work, receives_all=False)
 
 
 def test_each_rank_keeps_its_share(threads: Threads) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cosmati.errors import PlanError
+from cosmati.errors import PlanError, RunError
 from cosmati.train.communication import OnTheWay, all_gather, all_to_all
 from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.layout.piece import Bucket, laid_out, memory
@@ -43,6 +43,9 @@ class RankSum:
         num_microbatches: V.
         buckets: in the order in which they're exchanged.
         keeps_share: each rank keeps its own share of the sum, in place of all of it.
+
+    Raises:
+        RunError: an earlier step has ended in the middle of its exchange.
     """
 
     def __init__(
@@ -54,6 +57,13 @@ class RankSum:
         *,
         keeps_share: bool = False,
     ) -> None:
+        if ranks.left_under_way:
+            msg = (
+                "An earlier step ended with an error while this rank exchanged gradients, and other ranks may have "
+                "come further in it: what they sent would be taken for what they send now. Start the ranks again: "
+                "the run goes on from its last checkpoint."
+            )
+            raise RunError(msg)
         self._ranks = ranks
         self._tensors = tensors
         self._buckets = buckets
@@ -157,10 +167,16 @@ class RankSum:
         self._num_landed = 0
 
     def close(self) -> None:
-        """Wait for what is under way, where a step ends without its sum: what was sent stays so long."""
+        """Wait for what is under way, where a step ends without its sum: what was sent stays so long.
+
+        Where it ends in the middle of an exchange, others may never send the rest.
+        """
+        under_way = [*(arriving for _, arriving in self._sent), *self._going_round]
         if self._num_sent == len(self._buckets):
-            for under_way in (*(arriving for _, arriving in self._sent), *self._going_round):
-                under_way.wait()
+            for one in under_way:
+                one.wait()
+        else:
+            self._ranks.left_under_way += (*under_way,)
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
