@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from cosmati.launch.study_task import ArrayPlan
 from cosmati.records.study import StudyRecord
 from cosmati.study.python_file import call_of
 from cosmati.study.runner import FAILED_FILE, LINES_FILE, STUDY_FILE, Study, run_study
+from tests.train.test_bad_input import full_beyond
 
 STUDY = """
 from functools import partial
@@ -398,6 +399,52 @@ def test_a_disk_that_is_lost_ends_the_array(slurm: PlayedSlurm, file: Path, tmp_
     (tmp_path / "elsewhere").rename(folder)
     slurm.go_on = slurm.run_one
     assert len(run_on(file, folder).runs) == 8
+
+
+def test_a_task_that_has_no_room_for_its_result_leaves_none(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    folder, results, refused = tmp_path / "array", tmp_path / "array" / "slurm" / "results", []
+
+    def one_without_room() -> None:
+        if refused or num_done(folder) != 2:
+            slurm.run_one()
+            return
+        before = {*results.iterdir()}
+        with full_beyond(400), pytest.raises(OSError, match="too large") as error:
+            slurm.run_one()
+        refused.append(error.value)
+        assert {*results.iterdir()} == before
+
+    slurm.go_on = one_without_room
+    with pytest.raises(RunError, match=r"1 of 8 runs of 'tiny' failed.*had no room.*task-\d.log"):
+        run_on(file, folder)
+    slurm.go_on = slurm.run_one
+    assert run_on(file, folder).runs == run_on(file, tmp_path / "local", is_local=True).runs
+
+
+@pytest.mark.parametrize("limit", [10, 700, 3000])
+def test_who_asks_for_an_array_may_have_no_room(slurm: PlayedSlurm, file: Path, tmp_path: Path, limit: int) -> None:
+    """For trials of the search, for what was asked for; and Python leaves half of what it compiles."""
+    folder = tmp_path / "array"
+    with full_beyond(limit), pytest.raises(RunError, match=r"can't be written: File too large.*Make room"):
+        run_on(file, folder)
+    assert not slurm.arrays
+    assert run_on(file, folder).runs == run_on(file, tmp_path / "local", is_local=True).runs
+
+
+def test_who_waits_for_an_array_may_have_no_room(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+    with ExitStack() as full:
+
+        def go_on() -> None:
+            slurm.run_one()
+            if num_done(folder) == 2:
+                full.enter_context(full_beyond((folder / LINES_FILE).stat().st_size + 10))
+
+        slurm.go_on = go_on
+        with pytest.raises(RunError, match=r"runs\.jsonl can't be written: File too large.*Make room"):
+            run_on(file, folder)
+    slurm.go_on = slurm.run_one
+    assert run_on(file, folder).runs == run_on(file, tmp_path / "local", is_local=True).runs
 
 
 def test_the_script_of_a_dry_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

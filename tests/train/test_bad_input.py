@@ -201,7 +201,7 @@ def test_another_salt_of_the_rows_is_refused(tmp_path: Path, finished: Path, dam
 
 
 @contextmanager
-def _full_beyond(num_bytes: int) -> Iterator[None]:
+def full_beyond(num_bytes: int) -> Iterator[None]:
     """Let no file of this process grow beyond so many bytes."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -215,7 +215,7 @@ def _full_beyond(num_bytes: int) -> Iterator[None]:
 
 def _fails_and_goes_on(folder: Path, limit: int, error: type[CosmatiError], match: str, **options: Any) -> None:
     """Let a run fail on a full disk, then end it with room, and compare with a run that always had room."""
-    with _full_beyond(limit), pytest.raises(error, match=match):
+    with full_beyond(limit), pytest.raises(error, match=match):
         _plain(folder, **options).fit()
     again, whole = _plain(folder, **options), _plain(None, **options)
     assert again.fit().outcome == whole.fit().outcome == "completed"

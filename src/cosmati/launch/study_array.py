@@ -324,9 +324,9 @@ class SlurmArrays(Jobs):
         job, number = place
         log = self._arrays[job] / f"task-{number}.log"
         msg = (
-            f"Task {number} of Slurm's job {job} has ended and left no result: it was cancelled, out of time, or "
-            f"killed more often than it may be begun again. See {log}, and give it more: --with time=, --with mem=, "
-            "--with requeues=."
+            f"Task {number} of Slurm's job {job} has ended and left no result: it was cancelled, out of time, "
+            f"killed more often than it may be begun again, or had no room on the disk. See {log}, and give it more: "
+            "--with time=, --with mem=, --with requeues=."
         )
         return FailedCall(RunError(msg))
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from cosmati.errors import RunError
 
 # A name of its own: a file called json.py mustn't stand in for the standard library's.
 _PREFIX = "file_"
+
+
+class _AsWritten(SourceFileLoader):
+    """Compiles a file each time: on a full disk Python may leave half of a compiled one, and read that ever after."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def load_module(path: Path) -> ModuleType:
@@ -22,7 +31,8 @@ def load_module(path: Path) -> ModuleType:
     if not path.is_file() or path.suffix != ".py":
         msg = f"{path} is no Python file. Give the path of a .py file."
         raise RunError(msg)
-    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{path.stem}", path)
+    name = f"{_PREFIX}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsWritten(name, str(path)))
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
