@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import Parameter
 
@@ -58,44 +55,6 @@ def test_adamw_has_torch_bits(fused: bool) -> None:
     ours = trained(built(AdamW(lr=0.01, fused=fused, **options)))  # type: ignore[arg-type]
     theirs = trained(lambda net: torch.optim.AdamW(net.parameters(), 0.01, fused=fused, foreach=False, **options))  # type: ignore[arg-type]
     assert equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "device", "is_foreach"),
-    [
-        ([8192], "cpu", False),
-        ([8191], "cpu", True),
-        ([16383, 1], "cpu", False),
-        ([16382, 1], "cpu", True),
-        ([1 << 20], "meta", True),
-    ],
-)
-def test_adamw_goes_parameter_by_parameter_where_they_are_large_and_on_a_cpu(
-    sizes: list[int], device: str, is_foreach: bool
-) -> None:
-    named = [(str(size), nn.Parameter(torch.empty(size, device=device))) for size in sizes]
-    assert AdamW(lr=0.1).build(named).param_groups[0]["foreach"] is is_foreach
-
-
-@given(cuts=st.sets(st.integers(1, 8999), max_size=3), seed=st.integers(0, 2**31))
-@settings(max_examples=30)
-def test_adamw_has_the_same_bits_by_either_loop_wherever_a_parameter_is_cut(cuts: set[int], seed: int) -> None:
-    """On ranks that share optimizers, pieces may be large where wholes are, or small."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.randn(9000, generator=generator)
-    slopes = [torch.randn(9000, generator=generator) * scale for scale in (1.0, 1e-6, 1e4)]
-    edges = [0, *sorted(cuts), 9000]
-    found = []
-    for bounds, foreach in (([0, 9000], False), (edges, False), (edges, True)):
-        pieces = [nn.Parameter(weights[a:b].clone()) for a, b in itertools.pairwise(bounds)]
-        optimizer = torch.optim.AdamW(pieces, 0.01, foreach=foreach)
-        for slope in slopes:
-            for piece, a, b in zip(pieces, bounds, bounds[1:], strict=False):
-                piece.grad = slope[a:b].clone()
-            optimizer.step()
-        found.append(torch.cat([piece.detach() for piece in pieces]))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 def test_defaults_are_torch_defaults() -> None:

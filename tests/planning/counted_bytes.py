@@ -26,10 +26,10 @@ class Counting:
         self.sent = 0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(sent: Sequence[Tensor], received: Sequence[Tensor], members: dist.ProcessGroup) -> Any:
+        def counted(sent: Sequence[Tensor], received: Sequence[Tensor], members: dist.ProcessGroup, what: str) -> Any:
             others = [tensor.nbytes for rank, tensor in enumerate(sent) if rank != members.rank()]
             self.sent += sum(size for size in others if size >= SMALLEST)
-            return function(sent, received, members)
+            return function(sent, received, members, what)
 
         return counted
 

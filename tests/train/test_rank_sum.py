@@ -26,6 +26,42 @@ from cosmati.train.ranks import Ranks
 V = 8
 
 
+class Group:
+    """One thread's view of the process group, as PyTorch has it."""
+
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self._threads, self._rank = threads, rank
+
+    def size(self) -> int:
+        return self._threads.world
+
+    def rank(self) -> int:
+        return self._rank
+
+    def _get_backend(self, _: torch.device) -> Any:
+        return SimpleNamespace(name=lambda: self._threads.backend)
+
+    def send(self, tensors: list[Tensor], target: int, tag: int) -> Any:
+        (tensor,) = tensors
+        assert target != self._rank
+        assert tag > 0
+        self._threads.begin(tensor.nbytes)
+        self._threads.box(self._rank, target, tag).put(tensor.clone())
+        return later(lambda: None)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Any:
+        (tensor,) = tensors
+        assert tag > 0
+        self._threads.begin(0)
+        box = self._threads.box(source, self._rank, tag)
+        return later(lambda: tensor.copy_(box.get(timeout=self._threads.seconds).view(tensor.shape)))
+
+
+def later(arrives: Callable[[], Any]) -> Any:
+    """What was received isn't there before somebody has waited for it."""
+    return SimpleNamespace(wait=arrives)
+
+
 class Threads:
     """A process group of threads.
 
@@ -34,29 +70,26 @@ class Threads:
         backend: over gloo they send each other messages, over others they meet.
 
     Attributes:
+        seconds: that a message is waited for.
         sent: bytes that each has sent to others.
-        group: as PyTorch has it.
+        groups: each thread's own.
     """
 
     def __init__(self, world: int, backend: str) -> None:
-        self.world = world
+        self.world, self.backend, self.seconds = world, backend, 280.0
         self.sent = [0] * world
         self._num_calls = [0] * world
         self._met = threading.Barrier(world, timeout=280)
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * world
-        self._boxes: dict[tuple[int, int], queue.Queue[Tensor]] = {
-            (source, target): queue.Queue() for source in range(world) for target in range(world)
-        }
-        self._arrived: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in self._boxes}
-        self._num_due = dict.fromkeys(self._boxes, 0)
-        self.group = SimpleNamespace(
-            size=lambda: world,
-            rank=lambda: self.rank,
-            send=self._send,
-            recv=self._receive,
-            _get_backend=lambda _: SimpleNamespace(name=lambda: backend),
-        )
+        self._boxes: dict[tuple[int, int, int], queue.Queue[Tensor]] = {}
+        self._opening = threading.Lock()
+        self.groups = [Group(self, rank) for rank in range(world)]
+
+    def box(self, source: int, target: int, tag: int) -> queue.Queue[Tensor]:
+        """What one has sent another under a tag."""
+        with self._opening:
+            return self._boxes.setdefault((source, target, tag), queue.Queue())
 
     @property
     def rank(self) -> int:
@@ -67,34 +100,9 @@ class Threads:
         """How often the thread has begun to move something."""
         return [self._num_calls[self.rank]]
 
-    def _begin(self, num_bytes: int) -> None:
+    def begin(self, num_bytes: int) -> None:
         self.sent[self.rank] += num_bytes
         self._num_calls[self.rank] += 1
-
-    def _send(self, tensors: list[Tensor], target: int, tag: int) -> Any:
-        (tensor,) = tensors
-        assert target != self.rank
-        assert tag > 0
-        self._begin(tensor.nbytes)
-        self._boxes[self.rank, target].put(tensor.clone())
-        return self._later(lambda: None)
-
-    def _receive(self, tensors: list[Tensor], source: int, tag: int) -> Any:
-        (tensor,) = tensors
-        assert tag > 0
-        self._begin(0)
-        pair = source, self.rank
-        number = self._num_due[pair]
-        self._num_due[pair] += 1
-
-        def arrive() -> None:
-            """Messages are for receivers in the order in which these have asked, whoever is waited for first."""
-            arrived = self._arrived[pair]
-            while len(arrived) <= number:
-                arrived.append(self._boxes[pair].get(timeout=280))
-            tensor.copy_(arrived[number].view(tensor.shape))
-
-        return self._later(arrive)
 
     def _exchange(self, value: Tensor) -> list[Tensor]:
         self._given[self.rank] = value.clone()
@@ -108,27 +116,22 @@ class Threads:
     ) -> Any:
         assert async_op
         assert len({*received}) == 1
-        self._begin((sum(sent) - sent[self.rank]) * own.element_size())
+        self.begin((sum(sent) - sent[self.rank]) * own.element_size())
         given = [one.split(sent)[self.rank] for one in self._exchange(own)]
-        return self._later(lambda: output.copy_(torch.cat(given).view(output.shape)))
+        return later(lambda: output.copy_(torch.cat(given).view(output.shape)))
 
     def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any, async_op: bool) -> Any:
         assert async_op
-        self._begin((self.world - 1) * own.nbytes)
+        self.begin((self.world - 1) * own.nbytes)
         given = self._exchange(own)
-        return self._later(lambda: output.copy_(torch.cat(given)))
-
-    @staticmethod
-    def _later(arrives: Callable[[], Any]) -> Any:
-        """What was received isn't there before somebody has waited for it."""
-        return SimpleNamespace(wait=arrives)
+        return later(lambda: output.copy_(torch.cat(given)))
 
     def all_reduce(self, value: Tensor, op: Any, group: Any = None, *, async_op: bool = False) -> Any:
         assert op is dist.ReduceOp.MAX
-        self._begin(-(-2 * value.nbytes * (self.world - 1) // self.world))
+        self.begin(-(-2 * value.nbytes * (self.world - 1) // self.world))
         given = self._exchange(value)
-        later = self._later(lambda: value.copy_(torch.stack(given).amax(0)))
-        return later if async_op else later.wait()
+        there = later(lambda: value.copy_(torch.stack(given).amax(0)))
+        return there if async_op else there.wait()
 
     def run(self, work: Callable[[Ranks], Any], *, receives_all: bool = True) -> list[Any]:
         """What each rank's thread returns; what was sent has to be received."""
@@ -151,7 +154,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("all_to_all_single", "all_gather_single", "all_reduce"):
         monkeypatch.setattr(dist, name, getattr(made, name), raising=False)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")  # tensors are on the CPU
-    monkeypatch.setattr(communication, "_members", lambda _: made.group)
+    monkeypatch.setattr(communication, "_members", lambda _: made.groups[made.rank])
     monkeypatch.setattr(ranks_of, "num_collectives", made.num_calls)
     return made
 

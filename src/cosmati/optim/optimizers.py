@@ -26,8 +26,6 @@ ParameterFilter = str | tuple[str, ...] | Callable[[str, Parameter], bool]
 
 _NOT_HIDDEN = re.compile(r"(^|[._])([a-z]*embed[a-z]*|emb|wte|wpe|positions?|heads?|classifier)([._]|$)")
 _MAX_NAMED = 12
-_LARGE = 8192
-"""Elements of a parameter, on average, from which AdamW's plain loop is the faster one on a CPU."""
 _CONSTANT = Constant()
 
 
@@ -171,7 +169,7 @@ class AdamW(Optimizer):
             self.lr,
             betas=self.betas,
             eps=self.eps,
-            **_implementation(fused=self.fused, loops=_are_large(named_parameters)),
+            **_implementation(fused=self.fused),
         )
 
 
@@ -263,17 +261,7 @@ def parameter_groups(named_parameters: Named, weight_decay: float, *, decay_vect
     return [group for group in groups if group["params"]]
 
 
-def _are_large(named_parameters: Named) -> bool:
-    """Say whether parameters on a CPU have so many elements that what is in its cache counts more than calls do.
-
-    AdamW's plain loop then goes through one parameter after the other, and foreach through all of them ten times:
-    61 tensors of 65,536 elements took 139 us each for 177, 64 of 4,096 took 31 for 21 (1 thread).
-    """
-    sizes = [parameter.numel() for _, parameter in named_parameters if parameter.is_cpu]
-    return len(sizes) == len(named_parameters) and sum(sizes) >= _LARGE * len(sizes)
-
-
-def _implementation(*, fused: bool, loops: bool = False) -> dict[str, bool]:
+def _implementation(*, fused: bool) -> dict[str, bool]:
     """Choose among PyTorch's implementations.
 
     foreach gives the bits of the plain loop, whatever the number of threads and wherever a parameter is cut
@@ -281,4 +269,4 @@ def _implementation(*, fused: bool, loops: bool = False) -> dict[str, bool]:
     29,000: 0.35 for 1.09), and its bits depend on the cut: they changed in 26 of 434 for AdamW, 99 for SGD
     with momentum. So it is asked for by name.
     """
-    return {"fused": True} if fused else {"foreach": not loops}
+    return {"fused": True} if fused else {"foreach": True}

@@ -7,13 +7,18 @@ move once or twice more: an all-gather of 20 MB among two ranks took 9.2 ms of p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+from zlib import crc32
 
 import torch.distributed as dist
 from torch import Tensor
 
-_TAG = 0x636F
-"""Of our messages: those of the user's own code have others."""
+_TAGS = 1 << 30
+"""From here on tags are ours: those of the user's own code are small."""
+_numbers: WeakKeyDictionary[dist.ProcessGroup, count[int]] = WeakKeyDictionary()
+"""How often each group has moved something. All its ranks do it equally often, until one of them fails in between."""
 
 
 class OnTheWay(NamedTuple):
@@ -45,7 +50,7 @@ def all_gather(gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None
     if not own.numel():
         return OnTheWay([gathered], [])
     places = gathered.view(members.size(), -1).unbind()
-    works = _exchanged([own] * len(places), places, members)
+    works = _exchanged([own] * len(places), places, members, f"gather {own.nbytes}")
     if places[members.rank()].data_ptr() != own.data_ptr():
         places[members.rank()].copy_(own.view(-1))
     return OnTheWay([gathered], works)
@@ -71,18 +76,24 @@ def all_to_all(flat: Tensor, lengths: Sequence[int], *, group: dist.ProcessGroup
         return OnTheWay(list(received.split(due)), [work])
     parts = list(flat.split(list(lengths)))
     arriving = [part if place == rank else flat.new_empty(lengths[rank]) for place, part in enumerate(parts)]
-    return OnTheWay(arriving, _exchanged(parts, arriving, members))
+    return OnTheWay(arriving, _exchanged(parts, arriving, members, f"all {flat.nbytes}"))
 
 
-def _exchanged(sent: Sequence[Tensor], received: Sequence[Tensor], members: dist.ProcessGroup) -> list[Any]:
-    """Begin to send a tensor to each other rank, and to receive one from each; nothing goes where one is empty."""
+def _exchanged(sent: Sequence[Tensor], received: Sequence[Tensor], members: dist.ProcessGroup, what: str) -> list[Any]:
+    """Begin to send a tensor to each other rank, and to receive one from each; nothing goes where one is empty.
+
+    Its tag says what it is and which of all. What a rank has sent before an error isn't taken for something else then:
+    others wait in vain, and are told so when their time is over.
+    """
     works, rank, world = [], members.rank(), members.size()
+    number = next(_numbers.setdefault(members, count()))
+    tag = _TAGS + crc32(f"{what} {number}".encode()) % _TAGS
     for distance in range(1, world):
         source, target = (rank - distance) % world, (rank + distance) % world
         if received[source].numel():
-            works.append(members.recv([received[source]], source, _TAG))
+            works.append(members.recv([received[source]], source, tag))
         if sent[target].numel():
-            works.append(members.send([sent[target]], target, _TAG))
+            works.append(members.send([sent[target]], target, tag))
     return works
 
 

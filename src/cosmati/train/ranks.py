@@ -54,7 +54,7 @@ class Ranks:
         run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
         num_together: consecutive ranks that deal out consecutive microbatches among themselves; 0 for all ranks.
         has_met: whether the user's own code calls collectives, as far as is known.
-        left_under_way: what a step that ended within an exchange has begun to send and receive: its memory has to stay.
+        left_under_way: what steps that ended within an exchange have begun to send and receive: its memory has to stay.
         num_early: collectives that were begun while the user's code ran, and aren't its own.
         in_lockstep: passes through the model exchange weights and gradients by themselves, on all ranks alike.
         together: stands around passes that some ranks have more of, where they're in lockstep.

@@ -6,20 +6,20 @@ all-reduce is the backend's to choose. What is sent is what a ring sends: each r
 gradients, and then the sums of the others' shares.
 
 Gradients travel in buckets, in the same order on all ranks: while the last microbatch's backward pass runs, each bucket
-leaves as soon as all of it is there, and then the one before it is summed and goes round.
+leaves as soon as all of it is there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cosmati.errors import PlanError, RunError
+from cosmati.errors import PlanError
 from cosmati.train.communication import OnTheWay, all_gather, all_to_all
 from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.layout.piece import Bucket, laid_out, memory
@@ -43,9 +43,6 @@ class RankSum:
         num_microbatches: V.
         buckets: in the order in which they're exchanged.
         keeps_share: each rank keeps its own share of the sum, in place of all of it.
-
-    Raises:
-        RunError: an earlier step has ended in the middle of its exchange.
     """
 
     def __init__(
@@ -57,13 +54,6 @@ class RankSum:
         *,
         keeps_share: bool = False,
     ) -> None:
-        if ranks.left_under_way:
-            msg = (
-                "An earlier step ended with an error while this rank exchanged gradients, and other ranks may have "
-                "come further in it: what they sent would be taken for what they send now. Start the ranks again: "
-                "the run goes on from its last checkpoint."
-            )
-            raise RunError(msg)
         self._ranks = ranks
         self._tensors = tensors
         self._buckets = buckets
@@ -73,10 +63,7 @@ class RankSum:
         self._num_left = num_microbatches // self._world
         self._type = sum_type(tensors)
         self._own = PairSum(tensors)
-        self._sent: deque[_Sent] = deque()
-        self._num_landed = 0
-        self._going_round: list[OnTheWay] = []
-        self._is_last_run = False
+        self._sent: list[_Sent] = []
         self._shares: list[Tree[Tensor]] = [Tree(lambda left, right: left.add_(right)) for _ in buckets]
         self._awaited: list[set[int]] = []
         self._awaited_with: dict[int, set[int]] = {}
@@ -94,7 +81,6 @@ class RankSum:
 
     def expect(self, indices: Collection[int]) -> None:
         """Send buckets while the last leaf comes, told by `arrived` of each of these parameters."""
-        self._is_last_run = True
         self._awaited = [{*bucket.parameters} & {*indices} for bucket in self._buckets]
         self._awaited_with = {index: awaited for awaited in self._awaited for index in awaited}
 
@@ -106,7 +92,7 @@ class RankSum:
         while self._awaited and not self._awaited[0]:
             del self._awaited[0]
             with self._ranks.early():
-                self._send(self._buckets[self._num_sent], {})
+                self._send(self._buckets[len(self._sent)], {})
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""
@@ -114,15 +100,14 @@ class RankSum:
         if self._num_left % self._run:
             self._own.fold(widened)
             return
-        self._is_last_run = not self._num_left
-        for bucket in self._buckets[self._num_sent :]:
+        for bucket in self._buckets[len(self._sent) :]:
             self._send(bucket, widened)
         self._awaited, self._own = [], PairSum(self._tensors)
         if self._num_left:
-            self._land_all()
+            deque(self._land(), maxlen=0)
 
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
-        """Send a run's sums to the ranks that add them, and see to the bucket before, which is likely to be there."""
+        """Send a run's sums to the ranks that add them."""
         flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._device)
         sums = {index: self._own.last(index, widened) for index in sorted(bucket.parameters)}
         held = sum(stop - start for index, start, stop, _ in bucket.parts if sums[index] is not None)
@@ -141,49 +126,33 @@ class RankSum:
         if runs:
             torch._foreach_copy_(runs, sources)
         self._sent.append(_Sent(flat, all_to_all(flat, bucket.lengths, group=self._ranks.across)))
-        if len(self._sent) > 1:
-            self._land()
 
-    @property
-    def _num_sent(self) -> int:
-        return self._num_landed + len(self._sent)
-
-    def _land(self) -> None:
-        """Add what has arrived of a bucket to this rank's share of the sum, and let it go round where that is whole."""
-        flat, arriving = self._sent.popleft()
-        shares = self._shares[self._num_landed]
-        self._num_landed += 1
-        across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-        for part in arriving.wait():
-            across.push(part)
-        # What waits longer than for being gathered doesn't keep what was sent and received in memory.
-        shares.push(across.root() if self._is_last_run and not self._keeps_share else across.root().clone())
-        if self._is_last_run and not self._keeps_share:
-            self._going_round.append(all_gather(flat, shares.root(), group=self._ranks.across))
-
-    def _land_all(self) -> None:
-        while self._sent:
-            self._land()
-        self._num_landed = 0
+    def _land(self, *, is_last: bool = False) -> Iterator[tuple[Tensor, Tree[Tensor]]]:
+        """Add what has arrived to this rank's share of the sum; yield each bucket's memory and share."""
+        for (flat, arriving), shares in zip(self._sent, self._shares, strict=True):
+            across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
+            for part in arriving.wait():
+                across.push(part)
+            # What waits longer than for being gathered doesn't keep what was sent and received in memory.
+            shares.push(across.root() if is_last else across.root().clone())
+            yield flat, shares
+        self._sent = []
 
     def close(self) -> None:
         """Wait for what is under way, where a step ends without its sum: what was sent stays so long.
 
-        Where it ends in the middle of an exchange, others may never send the rest.
+        Where it ends within the exchange, others may never send their part: then it stays for good.
         """
-        under_way = [*(arriving for _, arriving in self._sent), *self._going_round]
-        if self._num_sent == len(self._buckets):
-            for one in under_way:
-                one.wait()
+        if len(self._sent) == len(self._buckets):
+            deque(self._land(), maxlen=0)
         else:
-            self._ranks.left_under_way += (*under_way,)
+            self._ranks.left_under_way += (*self._sent,)
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
         # The last one says whether the user's code meets other ranks by itself.
         anywhere = torch.tensor([*self._present, self._ranks.has_met], dtype=torch.uint8, device=self._device)
         known = dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
-        self._land_all()
         summed = self._own_share() if self._keeps_share else self._gathered()
         known.wait()
         *present, met = anywhere.tolist()
@@ -191,8 +160,10 @@ class RankSum:
         return [summed[index] if seen else None for index, seen in enumerate(present)]
 
     def _gathered(self) -> dict[int, Tensor]:
-        gathered = [flat for going in self._going_round for flat in going.wait()]
-        self._going_round = []
+        """Let each bucket's sum go round as soon as it's there."""
+        group = self._ranks.across
+        going_round = [all_gather(flat, shares.root(), group=group) for flat, shares in self._land(is_last=True)]
+        gathered = [flat for going in going_round for flat in going.wait()]
         return {
             index: laid_out(flat, self._tensors[index], place)
             for flat, bucket in zip(gathered, self._buckets, strict=True)
@@ -200,6 +171,7 @@ class RankSum:
         }
 
     def _own_share(self) -> dict[int, Tensor]:
+        deque(self._land(), maxlen=0)
         found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
         for bucket, shares in zip(self._buckets, self._shares, strict=True):
             for index, start, stop, place in bucket.of(self._ranks.replica):
