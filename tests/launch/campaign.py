@@ -50,7 +50,7 @@ _STEPS_AN_EPOCH, _SECONDS = 4, 120.0
 MARKS = """
     import atexit
     from pathlib import Path
-    from cosmati.train.layout import exchange, shard_groups
+    import torch.distributed as dist
     from cosmati.train.run import saving, session
 
     note = os.environ.get("COSMATI_LAUNCH_NOTE")
@@ -68,8 +68,7 @@ MARKS = """
             setattr(module, name, call)
 
         marked(Slow, "__call__", "compute", 0.0)
-        marked(exchange, "all_to_all", "exchange", 0.003)
-        marked(shard_groups, "all_to_all", "exchange", 0.003)
+        marked(dist, "all_to_all_single", "exchange", 0.003)
         marked(saving, "write_checkpoint", "checkpoint", 0.01)
         marked(saving, "write_part", "checkpoint", 0.01)
         marked(saving, "publish_checkpoint", "publish", 0.01)

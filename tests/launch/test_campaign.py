@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from cosmati.train.layout import exchange, shard_groups
 from cosmati.train.run import saving, session
 from tests.launch.campaign import LAST, MARKS, MOMENTS, SETUPS, VICTIMS, Campaign, hunt, strikes
 
@@ -27,9 +27,9 @@ def test_kills_at_drawn_moments_change_no_bit(tmp_path: Path, ranks: int, shardi
 
 
 def test_what_the_campaign_marks_is_there() -> None:
-    marks = re.findall(r'marked\((exchange|shard_groups|saving|session), "(\w+)"', MARKS)
-    assert len(marks) == 6
-    modules = {"exchange": exchange, "shard_groups": shard_groups, "saving": saving, "session": session}
+    marks = re.findall(r'marked\((dist|saving|session), "(\w+)"', MARKS)
+    assert len(marks) == 5
+    modules = {"dist": dist, "saving": saving, "session": session}
     assert not [name for module, name in marks if not callable(getattr(modules[module], name, None))]
 
 

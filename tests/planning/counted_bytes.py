@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.recipes.recipe import Recipe
-from cosmati.train import communication
+from cosmati.train.layout import exchange
 from tests.planning import recipes
 
 SMALLEST = 4096
@@ -20,18 +20,22 @@ SMALLEST = 4096
 
 
 class Counting:
-    """Counts what this rank sends to others as messages."""
+    """Counts what this rank sends to others through the collectives that gradients take."""
 
-    def __init__(self) -> None:
-        self.sent = 0
+    def __init__(self, world: int) -> None:
+        self.world, self.sent = world, 0
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(sent: Sequence[Tensor], received: Sequence[Tensor], members: dist.ProcessGroup, what: str) -> Any:
-            others = [tensor.nbytes for rank, tensor in enumerate(sent) if rank != members.rank()]
-            self.sent += sum(size for size in others if size >= SMALLEST)
-            return function(sent, received, members, what)
+    def around(self, function: Callable[..., Any], own: int) -> Callable[..., Any]:
+        def counted(*tensors: Tensor, **more: Any) -> Any:
+            size = tensors[own].numel() * tensors[own].element_size()
+            if size >= SMALLEST:
+                self.sent += size * (self.world - 1) // (self.world if own and function is ALL_TO_ALL else 1)
+            return function(*tensors, **more)
 
         return counted
+
+
+ALL_TO_ALL = dist.all_to_all_single
 
 
 def main() -> None:
@@ -40,8 +44,9 @@ def main() -> None:
     recipe: Recipe = recipes.dense(width=256)
     trainer = recipe.trainer()
     assert trainer.feed is not None
-    counting = Counting()
-    communication._exchanged = counting.around(communication._exchanged)
+    counting = Counting(dist.get_world_size())
+    dist.all_to_all_single = counting.around(ALL_TO_ALL, 1)
+    exchange.all_gather = counting.around(exchange.all_gather, 1)
     whole = (torch.ones(128, 32), torch.ones(128, 1))
     for _ in range(3):
         counting.sent = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
-from cosmati.train import communication
-from cosmati.train import ranks as ranks_of
 from cosmati.train.layout.exchange import RankSum, sum_type
 from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.layout.piece import Bucket, evenly, in_buckets
@@ -26,115 +23,61 @@ from cosmati.train.ranks import Ranks
 V = 8
 
 
-class Group:
-    """One thread's view of the process group, as PyTorch has it."""
-
-    def __init__(self, threads: Threads, rank: int) -> None:
-        self._threads, self._rank = threads, rank
-
-    def size(self) -> int:
-        return self._threads.world
-
-    def rank(self) -> int:
-        return self._rank
-
-    def _get_backend(self, _: torch.device) -> Any:
-        return SimpleNamespace(name=lambda: self._threads.backend)
-
-    def send(self, tensors: list[Tensor], target: int, tag: int) -> Any:
-        (tensor,) = tensors
-        assert target != self._rank
-        assert tag > 0
-        self._threads.begin(tensor.nbytes)
-        self._threads.box(self._rank, target, tag).put(tensor.clone())
-        return later(lambda: None)
-
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Any:
-        (tensor,) = tensors
-        assert tag > 0
-        self._threads.begin(0)
-        box = self._threads.box(source, self._rank, tag)
-        return later(lambda: tensor.copy_(box.get(timeout=self._threads.seconds).view(tensor.shape)))
-
-
-def later(arrives: Callable[[], Any]) -> Any:
-    """What was received isn't there before somebody has waited for it."""
-    return SimpleNamespace(wait=arrives)
-
-
 class Threads:
-    """A process group of threads.
+    """A process group of threads: what each hands over, in the order of ranks."""
 
-    Args:
-        world: how many.
-        backend: over gloo they send each other messages, over others they meet.
-
-    Attributes:
-        seconds: that a message is waited for.
-        sent: bytes that each has sent to others.
-        groups: each thread's own.
-    """
-
-    def __init__(self, world: int, backend: str) -> None:
-        self.world, self.backend, self.seconds = world, backend, 280.0
-        self.sent = [0] * world
-        self._num_calls = [0] * world
+    def __init__(self, world: int) -> None:
+        self.world = world
         self._met = threading.Barrier(world, timeout=280)
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * world
-        self._boxes: dict[tuple[int, int, int], queue.Queue[Tensor]] = {}
-        self._opening = threading.Lock()
-        self.groups = [Group(self, rank) for rank in range(world)]
-
-    def box(self, source: int, target: int, tag: int) -> queue.Queue[Tensor]:
-        """What one has sent another under a tag."""
-        with self._opening:
-            return self._boxes.setdefault((source, target, tag), queue.Queue())
 
     @property
     def rank(self) -> int:
         """The thread's own."""
         return int(self._own.rank)
 
-    def num_calls(self) -> list[int]:
-        """How often the thread has begun to move something."""
-        return [self._num_calls[self.rank]]
-
-    def begin(self, num_bytes: int) -> None:
-        self.sent[self.rank] += num_bytes
-        self._num_calls[self.rank] += 1
-
     def _exchange(self, value: Tensor) -> list[Tensor]:
-        self._given[self.rank] = value.clone()
+        self._given[self._own.rank] = value.clone()
         self._met.wait()
         given = list(self._given)
         self._met.wait()
         return given
 
     def all_to_all_single(
-        self, output: Tensor, own: Tensor, received: list[int], sent: list[int], *, group: Any, async_op: bool
+        self,
+        output: Tensor,
+        own: Tensor,
+        received: list[int] | None = None,
+        sent: list[int] | None = None,
+        *,
+        group: Any = None,
+        async_op: bool = False,
     ) -> Any:
-        assert async_op
-        assert len({*received}) == 1
-        self.begin((sum(sent) - sent[self.rank]) * own.element_size())
-        given = [one.split(sent)[self.rank] for one in self._exchange(own)]
-        return later(lambda: output.copy_(torch.cat(given).view(output.shape)))
+        assert len({*(received or [0])}) == 1
+        lengths = sent or [own.numel() // self.world] * self.world
+        given = [one.split(lengths)[self._own.rank] for one in self._exchange(own)]
+        later = self._later(lambda: output.copy_(torch.cat(given).view(output.shape)))
+        return later if async_op else later.wait()
 
-    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any, async_op: bool) -> Any:
-        assert async_op
-        self.begin((self.world - 1) * own.nbytes)
+    def all_gather_single(self, output: Tensor, own: Tensor, *, group: Any = None, async_op: bool) -> Any:
         given = self._exchange(own)
-        return later(lambda: output.copy_(torch.cat(given)))
+        later = self._later(lambda: output.copy_(torch.cat(given)))
+        return later if async_op else later.wait()
+
+    @staticmethod
+    def _later(arrives: Callable[[], Any]) -> Any:
+        """What was received isn't there before somebody has waited for it."""
+        return SimpleNamespace(wait=arrives)
 
     def all_reduce(self, value: Tensor, op: Any, group: Any = None, *, async_op: bool = False) -> Any:
         assert op is dist.ReduceOp.MAX
-        self.begin(-(-2 * value.nbytes * (self.world - 1) // self.world))
         given = self._exchange(value)
-        there = later(lambda: value.copy_(torch.stack(given).amax(0)))
-        return there if async_op else there.wait()
+        later = self._later(lambda: value.copy_(torch.stack(given).amax(0)))
+        return later if async_op else later.wait()
 
-    def run(self, work: Callable[[Ranks], Any], *, receives_all: bool = True) -> list[Any]:
-        """What each rank's thread returns; what was sent has to be received."""
+    def run(self, work: Callable[[Ranks], Any]) -> list[Any]:
+        """What each rank's thread returns."""
 
         def start(rank: int) -> Any:
             self._own.rank = rank
@@ -143,20 +86,16 @@ class Threads:
             return work(ranks)
 
         with ThreadPoolExecutor(self.world) as pool:
-            found = list(pool.map(start, range(self.world)))
-        assert not receives_all or all(box.empty() for box in self._boxes.values())
-        return found
+            return list(pool.map(start, range(self.world)))
 
 
-@pytest.fixture(params=[(2, "gloo"), (4, "gloo"), (8, "gloo"), (2, "nccl"), (8, "nccl")])
+@pytest.fixture(params=[2, 4, 8])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Threads:
-    made = Threads(*request.param)
+    group = Threads(request.param)
     for name in ("all_to_all_single", "all_gather_single", "all_reduce"):
-        monkeypatch.setattr(dist, name, getattr(made, name), raising=False)
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")  # tensors are on the CPU
-    monkeypatch.setattr(communication, "_members", lambda _: made.groups[made.rank])
-    monkeypatch.setattr(ranks_of, "num_collectives", made.num_calls)
-    return made
+        monkeypatch.setattr(dist, name, getattr(group, name), raising=False)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    return group
 
 
 def _parameters() -> list[nn.Parameter]:

@@ -17,7 +17,6 @@ from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.meetings import num_collectives
 from cosmati.errors import DataError, PlanError
 from cosmati.optim.sharing import Sharing
-from cosmati.train.communication import all_gather
 from cosmati.train.content import content_digest
 
 if dist.is_available():
@@ -54,7 +53,6 @@ class Ranks:
         run: how many consecutive microbatches a rank takes at a time; 0 shares all of a step's out in one run each.
         num_together: consecutive ranks that deal out consecutive microbatches among themselves; 0 for all ranks.
         has_met: whether the user's own code calls collectives, as far as is known.
-        left_under_way: what steps that ended within an exchange have begun to send and receive: its memory has to stay.
         num_early: collectives that were begun while the user's code ran, and aren't its own.
         in_lockstep: passes through the model exchange weights and gradients by themselves, on all ranks alike.
         together: stands around passes that some ranks have more of, where they're in lockstep.
@@ -64,7 +62,6 @@ class Ranks:
     run = 0
     num_together = 0
     num_early = 0
-    left_under_way: tuple[object, ...] = ()
     degree = 1
     within: Any = None
     across: Any = None
@@ -189,7 +186,7 @@ class Ranks:
         if not self.is_parallel:
             return rows
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
-        all_gather(gathered, rows.contiguous(), group=self.group).wait()
+        all_gather(gathered, rows.contiguous(), group=self.group)
         return gathered
 
     def gather_by_replica(self, rows: Tensor) -> Tensor:
@@ -292,15 +289,6 @@ class Ranks:
         return [json.loads(bytes(one.numpy())) for one in everyone]
 
     @contextmanager
-    def early(self) -> Iterator[None]:
-        """Stand around what we begin with other ranks while the user's code runs, which isn't that code's own."""
-        before = sum(num_collectives())
-        try:
-            yield
-        finally:
-            self.num_early += sum(num_collectives()) - before
-
-    @contextmanager
     def counting(self) -> Iterator[None]:
         """Stand around the user's code, and take note of collectives that it calls."""
         if not self.is_parallel or self.in_lockstep:
@@ -350,6 +338,22 @@ def _leave_group() -> None:
     """Destroy the process group, unless the script has."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def all_gather(gathered: Tensor, own: Tensor, *, group: dist.ProcessGroup | None = None, is_async: bool = False) -> Any:  # noqa: ANN401  (PyTorch's work)
+    """Gather equal tensors of a group's ranks into one; PyTorch 2.13 has another name for it, and warns of the old one.
+
+    Args:
+        gathered: [W * n], what is received.
+        own: [n].
+        group: of the ranks; None for all.
+        is_async: don't wait.
+
+    Returns:
+        What is to be waited for, where it is asynchronous.
+    """
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    return getattr(dist, name)(gathered, own, group=group, async_op=is_async)
 
 
 def exchange_device() -> torch.device:

@@ -23,6 +23,7 @@ from cosmati.train.layout.rounded import gather_weights
 from cosmati.train.layout.whole import Whole
 from cosmati.train.ranks import Ranks
 from cosmati.train.trainer import Trainer
+from tests.train.sharding.test_exchange import Counted
 from tests.train.test_rank_sum import Threads, threads
 
 __all__ = ["threads"]
@@ -140,7 +141,8 @@ def test_weights_are_whole_again_however_a_pass_ends() -> None:
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
-def test_gathered_weights_are_sent_in_half_the_bytes(threads: Threads) -> None:
+def test_gathered_weights_are_sent_in_half_the_bytes(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(threads, monkeypatch)
     whole = torch.randn(threads.world * 64, generator=torch.Generator().manual_seed(0))
 
     def work(ranks: Ranks) -> list[Tensor]:
@@ -154,4 +156,4 @@ def test_gathered_weights_are_sent_in_half_the_bytes(threads: Threads) -> None:
     for as_they_are, rounded in threads.run(work):
         assert torch.equal(as_they_are, whole)
         assert torch.equal(rounded, whole.bfloat16().float())
-    assert threads.sent == [(threads.world - 1) * 64 * (4 + 2)] * threads.world
+    assert counted.bytes == [(threads.world - 1) * 64 * (4 + 2)] * threads.world

@@ -39,7 +39,6 @@ from cosmati.optim.optimizers import matrices
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.storage.atomic import create_secret
-from cosmati.train import communication
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
 from cosmati.train.layout import shard_groups
@@ -327,8 +326,9 @@ def count_exchanges(told: str) -> Callable[[], int]:
 
         return call
 
-    for place, name in ((dist, "all_to_all_single"), (communication, "_exchanged")):
-        setattr(place, name, counted(getattr(place, name)))
+    for name in ("all_to_all_single", "all_gather_single", "all_gather_into_tensor"):
+        if hasattr(dist, name):
+            setattr(dist, name, counted(getattr(dist, name)))
     return lambda: last[0]
 
 

@@ -33,11 +33,8 @@ def _killed(folder: Path, world: int, sharding: str, victims: list[int], at: int
             rank.kill()
     if ended == [0] * world:
         return False
-    # Where all are to die, one may see another's end before its own.
-    killed = {rank for rank, code in enumerate(ended) if code == -signal.SIGKILL}
-    assert killed
-    assert killed <= {*victims}
-    assert 0 not in ended
+    assert {ended[victim] for victim in victims} == {-signal.SIGKILL}
+    assert all(code not in (0, -signal.SIGKILL) for rank, code in enumerate(ended) if rank not in victims)
     return True
 
 

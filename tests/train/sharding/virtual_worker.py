@@ -36,7 +36,6 @@ from cosmati.storage.atomic import create_secret
 from cosmati.train import gradients
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, batches
-from cosmati.train.layout import peers
 from cosmati.train.layout.in_replicas import InReplicas
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.peers import ReplicaPeers
@@ -179,14 +178,14 @@ def control(kind: str) -> None:
 
 def die_at(rank: int, number: int) -> None:
     """Kill a rank as it begins an exchange of its own."""
-    whole, numbers = peers.all_to_all, itertools.count(1)
+    exchange, numbers = dist.all_to_all_single, itertools.count(1)
 
     def die(*args: Any, **more: Any) -> Any:
         if next(numbers) == number and dist.get_rank() == rank:
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(*args, **more)
+        return exchange(*args, **more)
 
-    peers.all_to_all = die
+    dist.all_to_all_single = die
 
 
 def agreed(layout: Any) -> bool:

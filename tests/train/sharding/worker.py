@@ -30,7 +30,6 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
-from cosmati.train.layout import exchange
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
@@ -161,14 +160,14 @@ def run(case: str, folder: Path, sharding: str, stop: int) -> dict[str, Any]:
 
 
 def _die_in_exchange(number: int) -> None:
-    whole, numbers = exchange.all_to_all, itertools.count(1)
+    exchange, numbers = dist.all_to_all_single, itertools.count(1)
 
     def die(*args: Any, **more: Any) -> Any:
         if next(numbers) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return whole(*args, **more)
+        return exchange(*args, **more)
 
-    exchange.all_to_all = die
+    dist.all_to_all_single = die
 
 
 def main() -> None:

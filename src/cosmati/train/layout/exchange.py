@@ -13,25 +13,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
-from cosmati.train.communication import OnTheWay, all_gather, all_to_all
 from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.layout.piece import Bucket, laid_out, memory
 from cosmati.train.layout.tree import Leaf, Tree
-from cosmati.train.ranks import Ranks
+from cosmati.train.ranks import Ranks, all_gather
 
 
 class _Sent(NamedTuple):
     """A bucket under way: what was sent has to stay until it has arrived."""
 
     flat: Tensor
-    arriving: OnTheWay
+    received: Tensor
+    work: Any
 
 
 class RankSum:
@@ -91,8 +91,8 @@ class RankSum:
         self._awaited_with[index].discard(index)
         while self._awaited and not self._awaited[0]:
             del self._awaited[0]
-            with self._ranks.early():
-                self._send(self._buckets[len(self._sent)], {})
+            self._send(self._buckets[len(self._sent)], {})
+            self._ranks.num_early += 1
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""
@@ -108,6 +108,7 @@ class RankSum:
 
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
         """Send a run's sums to the ranks that add them."""
+        own, world = bucket.lengths[self._ranks.replica], self._world
         flat = torch.empty(sum(bucket.lengths), dtype=self._type, device=self._device)
         sums = {index: self._own.last(index, widened) for index in sorted(bucket.parameters)}
         held = sum(stop - start for index, start, stop, _ in bucket.parts if sums[index] is not None)
@@ -125,28 +126,27 @@ class RankSum:
             sources.append(total if is_all else memory(total, like)[start:stop])
         if runs:
             torch._foreach_copy_(runs, sources)
-        self._sent.append(_Sent(flat, all_to_all(flat, bucket.lengths, group=self._ranks.across)))
+        received = flat.new_empty(world * own)
+        lengths, group = list(bucket.lengths), self._ranks.across
+        work = dist.all_to_all_single(received, flat, [own] * world, lengths, group=group, async_op=True)
+        self._sent.append(_Sent(flat, received, work))
 
     def _land(self, *, is_last: bool = False) -> Iterator[tuple[Tensor, Tree[Tensor]]]:
         """Add what has arrived to this rank's share of the sum; yield each bucket's memory and share."""
-        for (flat, arriving), shares in zip(self._sent, self._shares, strict=True):
+        for (flat, received, work), shares in zip(self._sent, self._shares, strict=True):
+            work.wait()
             across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-            for part in arriving.wait():
+            for part in received.view(self._world, -1):
                 across.push(part)
-            # What waits longer than for being gathered doesn't keep what was sent and received in memory.
+            # What waits longer than for being gathered doesn't keep what the others have sent in memory.
             shares.push(across.root() if is_last else across.root().clone())
             yield flat, shares
         self._sent = []
 
     def close(self) -> None:
-        """Wait for what is under way, where a step ends without its sum: what was sent stays so long.
-
-        Where it ends within the exchange, others may never send their part: then it stays for good.
-        """
+        """Wait for what is under way, where a step ends without its sum: what was sent stays so long."""
         if len(self._sent) == len(self._buckets):
             deque(self._land(), maxlen=0)
-        else:
-            self._ranks.left_under_way += (*self._sent,)
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
@@ -162,11 +162,15 @@ class RankSum:
     def _gathered(self) -> dict[int, Tensor]:
         """Let each bucket's sum go round as soon as it's there."""
         group = self._ranks.across
-        going_round = [all_gather(flat, shares.root(), group=group) for flat, shares in self._land(is_last=True)]
-        gathered = [flat for going in going_round for flat in going.wait()]
+        works = [
+            (flat, shares, all_gather(flat, shares.root(), is_async=True, group=group))
+            for flat, shares in self._land(is_last=True)
+        ]
+        for _, _, work in works:
+            work.wait()
         return {
             index: laid_out(flat, self._tensors[index], place)
-            for flat, bucket in zip(gathered, self._buckets, strict=True)
+            for (flat, _, _), bucket in zip(works, self._buckets, strict=True)
             for index, _, _, place in bucket.parts
         }
 

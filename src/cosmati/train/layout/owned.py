@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Uncut
-from cosmati.train.communication import all_gather
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.piece import Piece, laid_out, memory, strides_of
 from cosmati.train.layout.span import HeldSpan
-from cosmati.train.ranks import Ranks
+from cosmati.train.ranks import Ranks, all_gather
 
 
 class OwnedCut:
@@ -119,7 +118,7 @@ class OwnedCut:
                 if piece.owner == self._ranks.rank:
                     flat[place : place + piece.stop - piece.start].copy_(own[name])
             everyone = flat.new_empty(len(lengths) * len(flat))
-            all_gather(everyone, flat).wait()
+            all_gather(everyone, flat)
             rows = everyone.view(len(lengths), -1)
             for (name, piece), place in zip(pieces, places, strict=True):
                 yield name, piece, rows[piece.owner, place : place + piece.stop - piece.start]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.core.virtual_shards import fold
-from cosmati.train.communication import all_gather, all_to_all
-from cosmati.train.ranks import Ranks
+from cosmati.train.ranks import Ranks, all_gather
 
 
 class ReplicaPeers:
@@ -51,12 +51,13 @@ class ReplicaPeers:
         size = -(-own.numel() // self.degree)
         flat = own.new_empty(size * self.degree)
         flat[: own.numel()] = own.flatten()
-        received = all_to_all(flat, [size] * self.degree, group=self._group).wait()
-        all_gather(flat, fold(received), group=self._group).wait()
+        received = flat.new_empty(self.degree, size)
+        dist.all_to_all_single(received, flat, group=self._group)
+        all_gather(flat, fold(list(received)).clone(), group=self._group)
         return flat[: own.numel()].view(own.shape)
 
     def everyone(self, own: Tensor) -> list[Tensor]:
         """Return what each of them has, in the order of places."""
         gathered = own.new_empty(self.degree, own.numel())
-        all_gather(gathered.view(-1), own.flatten(), group=self._group).wait()
+        all_gather(gathered.view(-1), own.flatten(), group=self._group)
         return [one.view(own.shape) for one in gathered]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmati.train.communication import all_gather
+from cosmati.train.ranks import all_gather
 
 
 @contextmanager
@@ -37,8 +37,8 @@ def gather_weights(gathered: Tensor, own: Tensor, group: dist.ProcessGroup | Non
         rounds: send them in bfloat16.
     """
     if not rounds:
-        all_gather(gathered, own, group=group).wait()
+        all_gather(gathered, own, group=group)
         return
     received = torch.empty_like(gathered, dtype=torch.bfloat16)
-    all_gather(received, own.bfloat16(), group=group).wait()
+    all_gather(received, own.bfloat16(), group=group)
     gathered.copy_(received)

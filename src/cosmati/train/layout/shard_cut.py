@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import iterate_tensors
 from cosmati.errors import PlanError
 from cosmati.optim.sharing import assign_owners
-from cosmati.train.communication import all_gather
-from cosmati.train.ranks import Ranks
+from cosmati.train.ranks import Ranks, all_gather
 
 _REGISTERED = ("_parameters", "_modules", "_buffers")
 """Attributes of a module, in which parameters are as they should be."""
@@ -100,7 +99,7 @@ class RowCut:
         padded = piece.new_zeros(cut.padded)
         padded[: piece.numel()].copy_(piece.detach().reshape(-1))
         gathered = piece.new_empty(cut.world * cut.padded)
-        all_gather(gathered, padded, group=self._ranks.group).wait()
+        all_gather(gathered, padded, group=self._ranks.group)
         return gathered[: math.prod(cut.shape)].view(cut.shape)
 
     def piece(self, name: str, whole: Tensor) -> Tensor:

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from cosmati.train.communication import all_gather, all_to_all
 from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.layout.lockstep import Lockstep
 from cosmati.train.layout.rounded import gather_weights
 from cosmati.train.layout.shard_cut import RowsCut
 from cosmati.train.layout.tree import Tree
-from cosmati.train.ranks import Ranks
+from cosmati.train.ranks import Ranks, all_gather
 
 
 @dataclass(frozen=True)
@@ -168,8 +167,10 @@ class TreeReduceScatter(_Allocated):
 
 def tree_reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup | None) -> None:
     """Sum each rank's part of a flat tensor over the ranks: data moves by all-to-all, additions are in tree order."""
+    parts = torch.empty_like(flat)
+    dist.all_to_all_single(parts, flat, group=group)
     across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-    for part in all_to_all(flat, [output.numel()] * (flat.numel() // output.numel()), group=group).wait():
+    for part in parts.view(-1, output.numel()):
         across.push(part)
     output.copy_(across.root())
 
@@ -189,7 +190,7 @@ def sum_of_replicas(part: Tensor, replicas: Ranks) -> Tensor:
     flat = part.new_zeros(replicas.world * piece.numel())
     flat[: part.numel()].copy_(part)
     tree_reduce_scatter(piece, flat, replicas.group)
-    all_gather(flat, piece, group=replicas.group).wait()
+    all_gather(flat, piece, group=replicas.group)
     return flat[: part.numel()]
 
 
