@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--quick]`: run benchmarks, and write their results to `benchmarks/results/`."""
+"""`python -m benchmarks [NAME ...] [--quick] [--only TEXT]`: run benchmarks, write results to `benchmarks/results/`."""
 
 from __future__ import annotations
 
@@ -52,18 +52,37 @@ BENCHMARKS = {
     "ledger_learning": ledger_learning.run,
 }
 
+WITH_CASES = ("accumulation", "scaling")
+"""Of these, single results can be measured."""
+
 
 def main() -> None:
     """Run what the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs; not for quoting")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help=f"only results that have this in their name, of {' or '.join(WITH_CASES)}: --only ddp_07m_512_v2",
+    )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    for name in arguments.names or BENCHMARKS:
-        print(BENCHMARKS[name](quick=arguments.quick), flush=True)
+    names, told = arguments.names or list(BENCHMARKS), {}
+    if arguments.only:
+        if not set(names) <= set(WITH_CASES):
+            parser.error(f"--only is for {' and '.join(WITH_CASES)}: name one of them")
+        told = {"only": arguments.only}
+    is_any = False
+    for name in names:
+        if tables := BENCHMARKS[name](quick=arguments.quick, **told):
+            print(tables, flush=True)
+            is_any = True
+    if not is_any:
+        parser.error(f"no result has {arguments.only!r} in its name (see benchmarks/results/)")
 
 
 if __name__ == "__main__":

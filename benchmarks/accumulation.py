@@ -156,8 +156,8 @@ def memory() -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(*, quick: bool) -> str:
-    """Run the benchmark, write its results and return the tables."""
+def run(*, quick: bool, only: str = "") -> str:
+    """Run the benchmark, write those results whose names hold `only`, and return the tables."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     tables = []
@@ -166,10 +166,12 @@ def run(*, quick: bool) -> str:
             for v in (2,) if quick else (1, 2, 4, 8, 64):
                 rounds = 2 if quick else 5 if v == 64 else 15
                 label = name.replace(", ", "_").replace(" ", "_").replace(".", "").lower()
-                suffix = "_quick" if quick else ""
-                notes = {"clock": CLOCK, "parameters": count_parameters(Task(name).model()), "V": v}
-                tables.append(write(f"accumulation_{label}_v{v}{suffix}", compare(name, v, rounds), notes))
-        tables.append(memory())
+                result = f"accumulation_{label}_v{v}{'_quick' if quick else ''}"
+                if only in result:
+                    notes = {"clock": CLOCK, "parameters": count_parameters(Task(name).model()), "V": v}
+                    tables.append(write(result, compare(name, v, rounds), notes))
+        if not only:
+            tables.append(memory())
     finally:
         torch.set_num_threads(threads)
     return "\n".join(tables)

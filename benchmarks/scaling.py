@@ -160,11 +160,14 @@ def _launched(asked: dict[str, Any]) -> Any:  # noqa: ANN401  (rows, or MiB)
         return json.loads((Path(folder) / "found.json").read_text())
 
 
-def run(*, quick: bool = False) -> str:
-    """Write `results/scaling_*`, and return the tables."""
+def run(*, quick: bool = False, only: str = "") -> str:
+    """Write `results/scaling_*` whose names hold `only`, and return the tables."""
     cases = [(size, tokens, v) for size in SIZES for tokens in TOKENS for v in (2, 4, 8)]
     tables = []
     for peer, (size, tokens, v) in product(ARMS, cases[:1] if quick else cases):
+        name = f"scaling_{peer}_{size.lower().replace('.', '')}_{tokens}_v{v}"
+        if only not in name:
+            continue
         steps = max(1, round((40 if size == "0.7M" else 8) * 512 * 2 / (tokens * v)))
         together = min(_TOGETHER, steps)
         turns = steps // together
@@ -177,7 +180,6 @@ def run(*, quick: bool = False) -> str:
             "steps a round": turns * together,
             "resident MiB of a rank, at its peak": {arm: round(mib, 1) for arm, mib in memory.items()},
         }
-        name = f"scaling_{peer}_{size.lower().replace('.', '')}_{tokens}_v{v}"
         tables.append(write(name, rows, notes))
     return "\n".join(tables)
 
