@@ -26,6 +26,7 @@ from cosmati.study.runner import FAILED_FILE, LINES_FILE, Arm, Study, run_study
 from cosmati.study.search import TRIALS_FILE
 from tests.processes import PythonProcess
 from tests.study.fake_runs import STALL, FakeRun, diverging_start, dying_start, failing_start, study_start
+from tests.train.test_bad_input import full_beyond
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARMS = ("baseline", "fast")
@@ -141,6 +142,7 @@ from rich.console import Console
 from cosmati.study import jobs
 from cosmati.study.runner import Arm, Study, run_study
 from cosmati.study.search import Dimension, SearchPlan, SearchedArm, search_arms
+from tests.train.test_bad_input import full_beyond
 from tests.study.fake_runs import search_start, study_start
 
 SECONDS = 0.2
@@ -308,6 +310,28 @@ def test_modules_beside_a_studys_file_are_found_by_its_processes(tmp_path: Path)
     assert sys.path == [*before, str(tmp_path)]
     assert lazily() == 3
     sys.path.remove(str(tmp_path))
+
+
+def test_what_lies_beside_a_file_is_read_again_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python leaves half of a compiled module on a full disk, and can't read that ever after."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "beside_full.py").write_text(f"VALUE = {'x' * 2000!r}\n")
+    (tmp_path / "on_full.py").write_text("import beside_full\ndef answer():\n    return len(beside_full.VALUE)\n")
+    with full_beyond(100):
+        assert load_module(tmp_path / "on_full.py").answer() == 2000
+    del sys.modules["beside_full"]
+    assert load_module(tmp_path / "on_full.py").answer() == 2000
+    assert not sys.dont_write_bytecode
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        load_module(_written(tmp_path / "breaks.py", "1 / 0\n"))
+    assert not sys.dont_write_bytecode
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 def test_a_file_that_fails_or_changes_the_path_leaves_it_whole(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def load_module(path: Path) -> ModuleType:
     sys.path.insert(0, folder)
     # Dataclasses look their module up by name.
     sys.modules[spec.name] = module
+    keeps_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # see `_AsWritten`; for what lies beside it
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -47,6 +48,7 @@ def load_module(path: Path) -> ModuleType:
         msg = f"{path} can't be read: {type(error).__name__}: {error}"
         raise RunError(msg) from error
     finally:
+        sys.dont_write_bytecode = keeps_none
         if folder in sys.path:  # the file may have changed it
             sys.path.remove(folder)
     # For what functions import when they're called. At the end: it mustn't stand in for what is installed.
