@@ -217,3 +217,24 @@ def test_a_loss_that_differentiates_by_parameters_itself() -> None:
         rho * sum(float(g.double().square().sum()) for g in leaf) ** 0.5 for rho, leaf in ((0.5, first), (0.25, second))
     ]
     assert norms == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_hooks_that_are_gone_are_not_asked(measure: bool) -> None:
+    """PyTorch asks an empty dictionary of hooks in each backward pass; whose hooks are still there are asked."""
+    model, seen = Reused(), list[Tensor]()
+    model.first.bias.register_hook(seen.append)
+    model.tied.bias.register_hook(seen.append).remove()
+    handle = model.sometimes.bias.register_hook(seen.append)
+    data = [torch.randn(2, 4).abs() for _ in range(4)]
+    root_of(model, data, square, measure=measure)
+    held = {name: parameter._backward_hooks for name, parameter in model.named_parameters()}
+    assert {name for name, hooks in held.items() if hooks is not None} == {"first.bias", "sometimes.bias"}
+    assert len(seen) == 2 * len(data)
+    handle.remove()
+    root_of(model, data, square, measure=measure)
+    assert len(seen) == 3 * len(data)
+    later = model.tied.bias.register_hook(seen.append)
+    root_of(model, data, square, measure=measure)
+    assert len(seen) == 5 * len(data)
+    later.remove()

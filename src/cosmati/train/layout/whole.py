@@ -267,9 +267,12 @@ class WholeStep:
             self._sum.expect(indices)
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away, with what each backward pass would go on asking where none is left."""
         for handle in self._handles:
             handle.remove()
+        for tensor in self.layout.tensors if self._handles else ():
+            if tensor._backward_hooks is not None and not tensor._backward_hooks:  # noqa: SLF001
+                tensor._backward_hooks = None  # noqa: SLF001
         if isinstance(self._sum, RankSum):
             self._sum.close()
 
