@@ -192,6 +192,29 @@ def test_full_sharding_holds_two_blocks_whole() -> None:
     assert gathered == parts.outside_blocks + 2 * parts.largest_block < parts.parameters
 
 
+class Shared(nn.Module):
+    """One matrix that all blocks use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, core, self.last = nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+        self.blocks = nn.ModuleList([nn.Sequential(core, nn.ReLU()) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def test_a_layer_that_several_blocks_use_is_gathered_once() -> None:
+    parts = measure(dataclasses.replace(recipes.dense(), model=Shared).trainer())
+    assert (parts.largest_block, parts.outside_blocks) == (0, parts.parameters)
+    plan = memory_of(parts, 4, "full")
+    assert plan.backward["gathered parameters"] == parts.parameters
+    assert min(*plan.backward.values(), *plan.commit.values()) >= 0
+
+
 def test_a_copy_on_fewer_ranks_leaves_each_more() -> None:
     parts = measured("text")
     copies, cut, few = memory_of(parts, 8, "full", 2), memory_of(parts, 8, "full"), memory_of(parts, 2, "full")

@@ -129,7 +129,8 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
     num_elements = sum(tensor.numel() for tensor in learning)
     wide = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in learning)
     cut, whole = _states(trainer)
-    blocks = [bytes_of(block.parameters()) for block in blocks_in(model)]
+    blocks = blocks_in(model)
+    in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
     parameters = bytes_of(model.parameters())
     kept = bytes_of(tensors_in([dict(state) for state in trainer.states.values()]))
     averages = any("evaluation weights" in method.claims for method in a.plan.methods)
@@ -143,8 +144,8 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
         learning=bytes_of(learning),
         num_elements=num_elements,
         gradients=wide,
-        largest_block=max(blocks, default=0),
-        outside_blocks=parameters - sum(blocks),
+        largest_block=max((bytes_of(block.parameters()) for block in blocks), default=0),
+        outside_blocks=bytes_of(p for p in model.parameters() if id(p) not in in_blocks),
         buffers=bytes_of(model.buffers()),
         state_cut=cut,
         state_whole=whole,

@@ -171,6 +171,23 @@ class Tied(nn.Module):
         return self.head(self.embed(x))
 
 
+class Shared(nn.Module):
+    """A matrix that two blocks use, and a block that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared, twice = nn.Linear(6, 6), Smooth().blocks[0]
+        own = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.blocks = nn.ModuleList([nn.Sequential(shared, nn.Tanh()), own, nn.Sequential(shared, nn.Linear(6, 7))])
+        self.again = nn.ModuleList([twice, twice])
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.blocks, *self.again):
+            x = block(x)
+        return self.head(x)
+
+
 CLIPPED = GradientClipping(clipping_type="norm", clipping_threshold=0.3)
 ADAMW = AdamW(lr=1e-2, weight_decay=0.1, schedule=Cosine())
 CASES: dict[str, dict[str, Any]] = {
@@ -195,6 +212,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gather_precision": "bfloat16",
         "methods": [EMA(half_life="3ba")],
     },
+    "shared": {"optimizers": ADAMW, "model": Shared, "methods": [CLIPPED]},
     "compiled": {"optimizers": ADAMW, "model": Smooth, "compile_blocks": True},
     "compiled bn": {"optimizers": ADAMW, "model": lambda: Net(blocks=1), "compile_blocks": True},
     "as compiled": {"optimizers": ADAMW, "model": Smooth},

@@ -13,7 +13,7 @@ import pytest
 from tests.processes import launch_ranks
 from tests.train.sharding.full_worker import CASES, COMPILED
 
-QUICK = ("everything", "muon", "tied rounded")
+QUICK = ("everything", "muon", "tied rounded", "shared")
 
 
 def launch(

@@ -217,3 +217,15 @@ def test_blocks_are_those_of_the_innermost_lists() -> None:
     assert blocks_in(model) == [one, two, three]
     outer = nn.Sequential(one, nn.ReLU(), nn.Sequential(two))
     assert blocks_in(outer) == [one, outer[2]]
+
+
+def test_a_layer_of_several_blocks_is_in_none_of_them() -> None:
+    core, one, two, again = (nn.Linear(2, 2) for _ in range(4))
+    blocks = [nn.Sequential(core, nn.ReLU()), nn.Sequential(core, one), nn.Sequential(two, nn.ReLU(), two)]
+    model = nn.ModuleDict({"blocks": nn.ModuleList(blocks), "first": blocks[2]})
+    assert blocks_in(model) == [blocks[2]], "a block may have several names"
+    model["blocks"].append(nn.Sequential(again))
+    model["head"] = again
+    assert blocks_in(model) == [blocks[2]], "it's the head too"
+    assert blocks_in(nn.ModuleDict({"blocks": nn.ModuleList([one, two, two])})) == [one], "it runs twice"
+    assert blocks_in(nn.ModuleList([one, blocks[1]])) == [], "it runs by itself, and within the other one"
