@@ -61,6 +61,12 @@ def test_a_plan_with_failures(recipe: Path) -> None:
     assert "1 node and 1 spare" in said
 
 
+def test_a_plan_of_a_run_that_failures_leave_nothing_of(recipe: Path) -> None:
+    figures = [part for name in ("node_mtbf_hours=0.0001", "days=0.001") for part in ("--assume", name)]
+    said = call(recipe, "--ranks", 8, "--device", "h100", "--failures", *figures, "--price-per-hour", 3)
+    assert "Run: it never ends, as failures leave nothing." in said
+
+
 def test_a_plan_for_programs(recipe: Path) -> None:
     told = json.loads(call(f"{recipe}:text", "--ranks", 4, "--device", "cpu", "--sharding", "full", "--json"))
     assert told["device"]["is_here"]
@@ -100,6 +106,12 @@ def test_one_of_ranks_and_device_is_enough(recipe: Path) -> None:
         (["--sharding", "full"], "--ranks 8 --device h200"),
         (["--device", "l4", "--assume", "speed=3"], "there is no figure 'speed'. There are efficiency, memory_gb"),
         (["--device", "l4", "--assume", "memory_gb=much"], "'much' is no number"),
+        (["--device", "l4", "--assume", "ranks_per_node=0.5"], "ranks_per_node=0.5 can't be: give a whole number"),
+        (["--device", "l4", "--failures", "--assume", "seed=-1"], "seed=-1 can't be: give a number from 0"),
+        (["--device", "l4", "--failures", "--assume", "spares=1.9"], "spares=1.9 can't be: give a whole number"),
+        (["--device", "l4", "--assume", "memory_gb=1" + 400 * "0"], "memory_gb can't be"),
+        (["--device", "l4", "--assume", "memory_gb=Infinity"], "memory_gb=inf can't be"),
+        (["--device", "l4", "--price-per-hour", "inf"], "price_per_hour=inf can't be"),
         (["--device", "l4", "--assume", "spares=1"], "Say --failures too"),
         (
             ["--ranks", "4", "--set", "config.virtual_shards=2", "--set", "config.tensor_parallel=2"],

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cosmati.errors import PlanError
 from cosmati.ledger.entry import encode_entry
 from cosmati.planning.measuring import MeasuredParts
 from cosmati.planning.scaling import entry_bytes, scale_table
@@ -91,6 +92,11 @@ def test_a_table_has_the_bytes_of_float32_gradients() -> None:
     row = scale_table([(4, 8)], 1000, 1.0)[0]
     assert (row.levels_within, row.levels_across) == (1, 2)
     assert (row.sent, row.sent_strided) == (2 * 3000, 3 * 3000)
+
+
+def test_a_step_of_no_time_has_no_rate() -> None:
+    with pytest.raises(PlanError, match="seconds_per_step=0 can't be"):
+        scale_table([(4, 8)], 1000, 0.0)
 
 
 def test_what_is_made_for_tests_is_whole() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from cosmati.errors import PlanError
 from cosmati.planning import devices
 from cosmati.planning.devices import Device, device_named, device_names, own_memory, with_figures
 from cosmati.planning.failures import FailureModel
+from cosmati.planning.figures import LEAST, MOST
 from cosmati.planning.job import RESERVE, JobPlan, plan_job
+from cosmati.planning.memory import SHARDINGS
 from cosmati.planning.step_time import EFFICIENCY, LAUNCH_SECONDS
 from tests.planning.made import made
 
@@ -170,7 +174,9 @@ def test_everything_is_told_to_programs() -> None:
     [
         ({"sharding": "half"}, "no sharding 'half'. Take one of replicated, optimizer, full"),
         ({"efficiency": 1.5}, "efficiency=1.5 can't be"),
-        ({"price_per_hour": 0.0}, "price of 0 an hour"),
+        ({"price_per_hour": 0.0}, "price_per_hour=0 can't be"),
+        ({"price_per_hour": math.inf}, "price_per_hour=inf can't be: give a number from 1e-12"),
+        ({"efficiency": 1e-320}, "efficiency=.* can't be: give a number from 1e-12 to 1"),
         ({"ranks": 3}, "3 ranks can't share V = 8"),
     ],
 )
@@ -220,5 +226,22 @@ def test_a_container_has_its_own_limit(tmp_path: Any, monkeypatch: pytest.Monkey
 def test_figures_may_be_others() -> None:
     device = with_figures(DEVICE, {"memory_gb": 48.0, "ranks_per_node": 2.0})
     assert (device.memory_gb, device.ranks_per_node) == (48.0, 2)
-    with pytest.raises(PlanError, match="memory_gb=0 can't be"):
-        with_figures(DEVICE, {"memory_gb": 0.0})
+    for name, value in (("memory_gb", 0.0), ("link_gb_per_second", math.inf), ("ranks_per_node", 0.5)):
+        with pytest.raises(PlanError, match=f"{name}={value:g} can't be: give a "):
+            with_figures(DEVICE, {name: value})
+
+
+def test_what_is_planned_with_the_largest_and_smallest_figures_are_numbers() -> None:
+    words = ("name", "title", "ranks_per_node", "is_here")
+    figures = [field.name for field in dataclasses.fields(Device) if field.name not in words]
+    for value, other in itertools.product((LEAST, MOST), repeat=2):
+        device = with_figures(DEVICE, dict.fromkeys(figures, value))
+        for ranks, sharding in itertools.product((1, 8), SHARDINGS):
+            plan = planned(ranks, sharding, device, price_per_hour=other, efficiency=min(other, 1))
+            json.dumps(plan.as_mapping(), allow_nan=False)
+
+
+def test_a_run_that_failures_leave_nothing_of_has_no_end() -> None:
+    plan = planned(price_per_hour=1.0, failures=FailureModel(node_mtbf_hours=1e-4, days=1e-3, num_runs=2))
+    assert (plan.left, plan.hours, plan.cost) == (0, None, None)
+    json.dumps(plan.as_mapping(), allow_nan=False)

@@ -148,7 +148,7 @@ def _of(given: dict[str, float], names: Sequence[str]) -> dict[str, float]:
 
 
 def _as_field(name: str, value: float) -> Any:  # noqa: ANN401  (of one of the model's types)
-    return int(value) if name in ("spares", "num_runs", "seed") else value
+    return int(value) if name in ("spares", "num_runs", "seed") and value.is_integer() else value
 
 
 def _figure(text: str) -> tuple[str, float]:
@@ -162,4 +162,7 @@ def _figure(text: str) -> tuple[str, float]:
         raise PlanError(f"--assume {text}: there is no figure {name!r}. There are {', '.join(_FIGURES)}.")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanError(f"--assume {text}: {value!r} is no number. Write {name}=1.5, say.")
-    return name, float(value)
+    try:
+        return name, float(value)
+    except OverflowError:
+        raise PlanError(f"--assume {name} can't be: that's a number of more than 300 digits.") from None

@@ -91,6 +91,8 @@ def _lines(plan: JobPlan) -> Iterator[str]:
     if plan.hours is not None:
         cost = "" if plan.cost is None else f", {plan.cost:,.2f} at {plan.price_per_hour:g} an hour for a rank"
         yield f"Run: {plan.measured.num_steps:,} steps, {_seconds(plan.hours * 3600)}{cost}"
+    elif not plan.left:
+        yield "Run: it never ends, as failures leave nothing. Take checkpoints more often, or say other figures"
     elif plan.price_per_hour is not None:
         yield "Run: nobody knows its length ahead, nor its cost. Give a budget in steps: --set config.budget=1000ba"
 

@@ -16,6 +16,7 @@ import torch
 from pydantic import TypeAdapter
 
 from cosmati.errors import PlanError
+from cosmati.planning.figures import refuse_beyond, refuse_parts
 
 DEVICES_FILE = "devices.toml"
 _SIDE, _COPIED = 1024, 1 << 26
@@ -106,12 +107,12 @@ def with_figures(device: Device, figures: dict[str, float]) -> Device:
     """Return a device with other figures.
 
     Raises:
-        PlanError: one isn't positive.
+        PlanError: one can't be.
     """
     for name, value in figures.items():
-        if not value > 0:
-            raise PlanError(f"{name}={value:g} can't be: give a number above 0.")
+        refuse_beyond(name, value)
     if "ranks_per_node" in figures:
+        refuse_parts("ranks_per_node", figures["ranks_per_node"])
         figures = {**figures, "ranks_per_node": int(figures["ranks_per_node"])}
     return dataclasses.replace(device, **figures)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cosmati.errors import PlanError
+from cosmati.planning.figures import refuse_beyond, refuse_parts
 from cosmati.planning.memory import divisors
 
 _HOUR = 3600.0
@@ -56,16 +56,14 @@ class FailureModel:
         Raises:
             PlanError: one can't be.
         """
-        for name in ("node_mtbf_hours", "checkpoint_seconds", "days"):
-            if not getattr(self, name) > 0:
-                raise PlanError(f"{name}={getattr(self, name):g} can't be: give a number above 0.")
-        for name in ("restart_seconds", "spares", "repair_hours"):
-            if not getattr(self, name) >= 0:
-                raise PlanError(f"{name}={getattr(self, name):g} can't be: give 0 or more.")
-        if self.checkpoint_every_seconds is not None and not self.checkpoint_every_seconds > 0:
-            raise PlanError(f"checkpoint_every_seconds={self.checkpoint_every_seconds:g} can't be: give more than 0.")
-        if self.num_runs < 2:
-            raise PlanError(f"num_runs={self.num_runs} gives no interval: simulate 2 or more.")
+        for name in ("node_mtbf_hours", "checkpoint_seconds", "days", "checkpoint_every_seconds"):
+            if getattr(self, name) is not None:
+                refuse_beyond(name, getattr(self, name))
+        for name in ("restart_seconds", "repair_hours", "spares", "seed"):
+            refuse_beyond(name, getattr(self, name), 0)
+        refuse_beyond("num_runs", self.num_runs, 2)  # One gives no interval.
+        for name in ("spares", "num_runs", "seed"):
+            refuse_parts(name, getattr(self, name))
 
     def interval(self, nodes: int) -> float:
         """Return the seconds of training between two checkpoints."""

@@ -10,6 +10,7 @@ from typing import Any
 from cosmati.errors import PlanError
 from cosmati.planning.devices import Device
 from cosmati.planning.failures import FailureModel, Goodput, simulate
+from cosmati.planning.figures import refuse_beyond
 from cosmati.planning.measuring import MeasuredParts
 from cosmati.planning.memory import SHARDINGS, MemoryPlan, divisors, memory_of
 from cosmati.planning.step_time import StepTime, step_time
@@ -75,12 +76,16 @@ class JobPlan:
         return self.memory.total <= self.capacity
 
     @property
+    def left(self) -> float:
+        """Share of the time that failures leave, as simulated: 0 where they come sooner than any checkpoint."""
+        return 1.0 if self.goodput is None else self.goodput.mean
+
+    @property
     def hours(self) -> float | None:
         """Of the whole run, at the slower of the two step times and what failures leave; None where it has no end."""
-        if self.measured.num_steps is None:
+        if self.measured.num_steps is None or not self.left:
             return None
-        lost = 1.0 if self.goodput is None else self.goodput.mean
-        return self.measured.num_steps * self.time.one_after_another / 3600 / lost
+        return self.measured.num_steps * self.time.one_after_another / 3600 / self.left
 
     @property
     def cost(self) -> float | None:
@@ -134,10 +139,10 @@ def plan_job(
     """
     if sharding not in SHARDINGS:
         raise PlanError(f"There is no sharding {sharding!r}. Take one of {', '.join(SHARDINGS)}.")
-    if efficiency is not None and not 0 < efficiency <= 1:
-        raise PlanError(f"efficiency={efficiency:g} can't be: it's a share of the peak, above 0 and at most 1.")
-    if price_per_hour is not None and not price_per_hour > 0:
-        raise PlanError(f"A price of {price_per_hour:g} an hour can't be: give more than 0, or leave it out.")
+    if efficiency is not None:
+        refuse_beyond("efficiency", efficiency, most=1)  # It's a share of the peak.
+    if price_per_hour is not None:
+        refuse_beyond("price_per_hour", price_per_hour)
     memory = memory_of(measured, ranks, sharding, shards)
     traffic = traffic_of(measured, ranks, sharding, shards)
     capacity = int(device.shared(ranks).memory_gb * 1e9 * (1 - RESERVE))

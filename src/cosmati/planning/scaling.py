@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cosmati.ledger.entry import MAX_ENTRY_SIZE, encode_entry
+from cosmati.planning.figures import refuse_beyond
 from cosmati.planning.traffic import ring_share, strided_bytes, tree_levels
 from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell, StepEntry
 
@@ -46,8 +47,9 @@ def scale_table(sizes: Iterable[tuple[int, int]], num_parameters: int, seconds_p
         seconds_per_step: of the run.
 
     Raises:
-        PlanError: a W doesn't divide its V.
+        PlanError: a W doesn't divide its V, or the seconds can't be.
     """
+    refuse_beyond("seconds_per_step", seconds_per_step)
     return tuple(_row(ranks, v, 4 * num_parameters, seconds_per_step) for ranks, v in sizes)
 
 
