@@ -127,7 +127,7 @@ def test_what_ends_well_is_completed(jobs: JobQueue) -> None:
 def test_failures_that_get_no_further_are_counted_up_to_the_cap(jobs: JobQueue) -> None:
     job = seen_through(jobs, Scripted(GONE), retries=2)
     assert (job.state, outcomes(jobs, job)) == (LaunchState.FAILED, ["failed"] * 3)
-    assert job.reason == "3 failures got no further; the last: a rank was ended by SIGKILL"
+    assert job.reason == "3 failures in a row; the last: a rank was ended by SIGKILL"
 
 
 def test_a_failure_that_got_further_is_the_first_again(jobs: JobQueue, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_run_that_is_refused_for_what_it_is_is_not_tried_again(jobs: JobQueue,
 def test_the_record_of_the_run_says_how_it_ended(
     jobs: JobQueue, tmp_path: Path, outcome: str, state: str, num_attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cosmati.launch.supervisor._outcome_of", lambda progress: outcome)
+    monkeypatch.setattr("cosmati.launch.ending.outcome_of", lambda progress: outcome)
     end = DONE if outcome == "stopped" else GONE
     job = seen_through(jobs, Scripted(training(tmp_path, 3, end)), retries=2)
     assert (job.state, len(outcomes(jobs, job))) == (state, num_attempts)
@@ -501,7 +501,7 @@ def test_a_stopped_run_whose_disk_is_lost_is_not_begun_from_its_first_step(
     jobs: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("cosmati.launch.supervisor._outcome_of", lambda progress: "stopped")
+        patch.setattr("cosmati.launch.ending.outcome_of", lambda progress: "stopped")
         job = seen_through(jobs, Scripted(training(tmp_path, 20, DONE)))
     assert job.state is LaunchState.STOPPED
     (tmp_path / "run").rename(tmp_path / "elsewhere")

@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -123,16 +123,28 @@ class JobQueue:
             like = [one for one in ids if job_id in one] or ids[-5:]
             msg = f"No job is called {job_id!r}. There {'are ' + ', '.join(like) if like else 'is none at all'}."
             raise StaleHolderError(msg)
-        return _job_of(rows[0])
+        found = _read(rows[0])
+        if isinstance(found, RunError):
+            raise found
+        return found
 
     def all(self) -> list[LaunchedJob]:
-        """Return all jobs, oldest first."""
-        return [_job_of(row) for row in self._rows(_JOB + "ORDER BY number")]
+        """Return all jobs that this release can read, oldest first."""
+        return [job for row in self._rows(_JOB + "ORDER BY number") if isinstance(job := _read(row), LaunchedJob)]
+
+    def of_other_releases(self) -> list[str]:
+        """Return the ids of the jobs that this release can't read, oldest first."""
+        return [row["id"] for row in self._rows(_JOB + "ORDER BY number") if isinstance(_read(row), RunError)]
+
+    def at_work_in(self, run_folder: str) -> list[str]:
+        """Return the ids of the jobs that have processes, and train in a folder."""
+        rows = self._rows("SELECT id, state FROM jobs WHERE run_folder = ? ORDER BY number", _plain(run_folder))
+        return [row["id"] for row in rows if row["state"] in ACTIVE]
 
     def attempts(self, job_id: str) -> list[JobAttempt]:
         """Return a job's attempts, in order."""
         rows = self._rows("SELECT * FROM attempts WHERE job = ? ORDER BY number", job_id)
-        return [JobAttempt(**{name: row[name] for name in row.keys() if name != "job"}) for row in rows]  # noqa: SIM118
+        return [JobAttempt(**{one.name: row[one.name] for one in fields(JobAttempt)}) for row in rows]
 
     def bad_places(self, job_id: str) -> dict[str, str]:
         """Return the places that a job does without, and why."""
@@ -222,14 +234,15 @@ class JobQueue:
         with self._changing():
             self._refuse_stale(job_id, holder)
             marks = ", ".join("?" * len(told))
-            self._database.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", tuple(told.values()))  # noqa: S608
+            given = tuple(map(_plain, told.values()))
+            self._database.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", given)  # noqa: S608
 
     def note_attempt(self, job_id: str, holder: str, number: int, **changes: object) -> None:
         """Write down what is new of an attempt: fields of `JobAttempt`."""
         text = ", ".join(f"{name} = ?" for name in changes)
         with self._changing():
             self._refuse_stale(job_id, holder)
-            given = (*changes.values(), job_id, number)
+            given = (*map(_plain, changes.values()), job_id, number)
             self._database.execute(f"UPDATE attempts SET {text} WHERE job = ? AND number = ?", given)  # noqa: S608
 
     def note(self, job_id: str, holder: str, **changes: object) -> None:
@@ -242,7 +255,8 @@ class JobQueue:
         """Let a job do without a place from now on."""
         with self._changing():
             self._refuse_stale(job_id, holder)
-            self._database.execute("INSERT OR IGNORE INTO bad_places VALUES (?, ?, ?)", (job_id, place, reason))
+            given = (job_id, _plain(place), _plain(reason))
+            self._database.execute("INSERT OR IGNORE INTO bad_places VALUES (?, ?, ?)", given)
 
     def resume(self, job_id: str, was: LaunchState, *, forgets_places: bool = True) -> None:
         """Make a job PENDING that has ended, with all its retries and places again.
@@ -266,22 +280,23 @@ class JobQueue:
         """
         self._set(job_id, "AND state = ?", "request = json_set(request, '$.max_seconds', ?)", seconds, given=[was])
 
-    def delete(self, job_id: str) -> None:
+    def delete(self, job_id: str, *, in_any_state: bool = False) -> None:
         """Take a job out that has ended.
 
         Raises:
             StaleHolderError: it hasn't.
         """
         states = ", ".join(f"'{state}'" for state in ENDED)
+        guard = "" if in_any_state else f"AND state IN ({states})"
         with self._changing():
-            text = f"DELETE FROM jobs WHERE id = ? AND state IN ({states})"  # noqa: S608  (our own words)
+            text = f"DELETE FROM jobs WHERE id = ? {guard}"  # noqa: S608  (our own words)
             if not self._database.execute(text, (job_id,)).rowcount:
                 raise self._stale(job_id)
 
     def _set(self, job_id: str, guard: str, text: str, *values: object, given: list[Any] | None = None) -> None:
         with self._changing():
             statement = f"UPDATE jobs SET {text} WHERE id = ? {guard}"  # noqa: S608  (our own words)
-            if not self._database.execute(statement, (*values, job_id, *(given or []))).rowcount:
+            if not self._database.execute(statement, (*map(_plain, values), job_id, *(given or []))).rowcount:
                 raise self._stale(job_id)
 
     def _refuse_stale(self, job_id: str, holder: str) -> None:
@@ -325,10 +340,17 @@ def _text_of(request: JobRequest) -> str:
     return json.dumps(asdict(request), default=str)
 
 
-def _job_of(row: sqlite3.Row) -> LaunchedJob:
-    asked = json.loads(row["request"])
-    program = asked.pop("program")
+def _plain(value: object) -> object:
+    """Return text that UTF-8 can say: a name or a message may have other bytes in it."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _read(row: sqlite3.Row) -> LaunchedJob | RunError:
+    """Return a job; where another release of Cosmati has asked for it, the error that says so."""
     try:
+        asked = json.loads(row["request"])
+        program = asked.pop("program")
+        state = LaunchState(row["state"])
         program = RankProgram(
             command=tuple(program["command"]),
             folder=Path(program["folder"]),
@@ -336,11 +358,12 @@ def _job_of(row: sqlite3.Row) -> LaunchedJob:
             environment=program["environment"],
         )
         request = JobRequest(program=program, **asked)
-    except (KeyError, TypeError) as error:
-        msg = f"Job {row['id']} of this queue was asked for with another release of Cosmati ({error}). Use that one."
-        raise RunError(msg) from error
+    except (KeyError, TypeError, ValueError) as error:
+        msg = (
+            f"Job {row['id']} of this queue was asked for with another release of Cosmati ({error}). Use that one, or "
+            f"take it out: cosmati delete {row['id']}"
+        )
+        return RunError(msg)
     names = ("id", "wish", "reason", "created", "seconds", "step", "best_step", "num_steps", "step_seconds")
     more = ("num_microbatches", "tensor_parallel", "failures", "run_folder")
-    return LaunchedJob(
-        request=request, state=LaunchState(row["state"]), **{name: row[name] for name in (*names, *more)}
-    )
+    return LaunchedJob(request=request, state=state, **{name: row[name] for name in (*names, *more)})

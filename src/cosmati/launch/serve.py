@@ -37,7 +37,7 @@ def serve(home: Path, job_id: str) -> None:
         engine = engine_of(queue.get(job_id).request.engine)
         for module in _LOADED_ONCE if engine.name == "local" else ():
             importlib.import_module(module)
-        with Supervisor(queue, job_id, engine, slots=queue.slots or num_devices()) as supervisor:
+        with Supervisor(queue, job_id, engine, slots=num_devices()) as supervisor:
             supervisor.run()
 
 

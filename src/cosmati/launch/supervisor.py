@@ -11,19 +11,19 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
 from cosmati.errors import RunError
+from cosmati.launch.ending import EndedAttempt, end_of, outcome_of
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, Engine
 from cosmati.launch.job import JobAttempt, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.program import of_job
 from cosmati.launch.queue import JobQueue, StaleHolderError
 from cosmati.launch.states import ACTIVE, ENDED, LaunchState
 from cosmati.launch.watch import RunProgress, RunWatch
-from cosmati.records.run import RunRecord
+from cosmati.records.attempts import ATTEMPTS_FILE
 from cosmati.storage.fence import fence_off
 from cosmati.storage.lock import FileLock, is_locked
 
@@ -43,25 +43,6 @@ def is_supervised(home: Path, job_id: str) -> bool:
     return is_locked(folder_of(home, job_id) / SUPERVISOR_LOCK)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """How an attempt has ended.
-
-    Attributes:
-        outcome: `completed`, `stopped`, `failed` or `stalled`.
-        reason: in words.
-        place: that failed first.
-        own_fault: an error of the program, which ends the job where no attempt has come to a step.
-        is_final: it would end so again.
-    """
-
-    outcome: str
-    reason: str = ""
-    place: str = ""
-    own_fault: bool = False
-    is_final: bool = False
-
-
 class Supervisor:
     """Sees one job through. A context manager.
 
@@ -69,7 +50,7 @@ class Supervisor:
         queue: of this machine.
         job_id: of the job.
         engine: carries its attempts out.
-        slots: ranks that may run at once on this machine.
+        slots: ranks that may run at once on this machine, where the queue says nothing else.
         clock: seconds that only grow: a wall clock that jumps ends nothing.
 
     Raises:
@@ -88,6 +69,7 @@ class Supervisor:
         self._queue, self._id, self._engine, self._slots, self._clock = queue, job_id, engine, slots, clock
         queue.get(job_id)
         folder_of(queue.home, job_id).mkdir(parents=True, exist_ok=True)
+        self._waited = 0.0
         self._lock = _lock_of(queue.home, job_id)
         self._holder = secrets.token_hex(8)
         queue.hold(job_id, self._holder)
@@ -118,6 +100,10 @@ class Supervisor:
                 time.sleep(self._engine.poll_seconds)
         return job.state
 
+    def _worked(self) -> float:
+        """Return the clock without what attempts have waited in a scheduler's queue, where nothing gets on."""
+        return self._clock() - self._waited
+
     def _job(self) -> LaunchedJob:
         return self._queue.get(self._id)
 
@@ -130,7 +116,10 @@ class Supervisor:
             return True
         home = self._queue.home
         return self._queue.begin(
-            self._id, self._holder, slots=self._slots, lives=lambda other: is_supervised(home, other)
+            self._id,
+            self._holder,
+            slots=self._queue.slots or self._slots,
+            lives=lambda other: is_supervised(home, other),
         )
 
     def _take_over(self) -> None:
@@ -175,11 +164,11 @@ class Supervisor:
         try:
             handle = self._engine.submit(request)
         except RunError as error:
-            self._settle(number, _Ended("failed", str(error), own_fault=True))
+            self._settle(number, EndedAttempt("failed", str(error), own_fault=True))
             return
         try:
             self._queue.note_attempt(self._id, self._holder, number, handle=handle)
-            ended = self._follow(number, handle, RunWatch(folder / "run", self._clock))
+            ended = self._follow(number, handle, RunWatch(folder / "run", self._worked))
         except Exception:
             # Another's job, or a queue that can't be used: nobody would watch what runs, and this process wait for it.
             with contextlib.suppress(RunError):
@@ -187,39 +176,43 @@ class Supervisor:
             raise
         self._settle(number, ended)
 
-    def _fence_off(self, job: LaunchedJob) -> _Ended | None:
+    def _fence_off(self, job: LaunchedJob) -> EndedAttempt | None:
         """Make whoever is left of a lost attempt stale: from now on he can commit nothing. Return why not, if so."""
         before, run = self._queue.attempts(self._id)[:-1], Path(job.run_folder)
         if not before or not job.run_folder:
             return None
-        if job.step and not run.is_dir():
+        # A disk that isn't mounted leaves an empty folder.
+        if job.step and not (run / ATTEMPTS_FILE).exists():
             told = (
                 f"{run}, where step {job.step} was reached, isn't there. Bring its disk or the folder back, and "
                 f"cosmati resume {self._id}; to begin from the first step: cosmati clone {self._id}"
             )
-            return _Ended("failed", told)
+            return EndedAttempt("failed", told)
         if before[-1].outcome in ("completed", "stopped"):
             return None
-        same = (one for one in self._queue.all() if one.run_folder == job.run_folder and one.id != self._id)
-        for other in same:
-            if other.state in ACTIVE and is_supervised(self._queue.home, other.id):
-                told = f"Job {other.id} trains in {job.run_folder}. Give one of them a run folder of its own."
-                return _Ended("failed", told, is_final=True)
+        for other in self._queue.at_work_in(job.run_folder):
+            if other != self._id and is_supervised(self._queue.home, other):
+                told = f"Job {other} trains in {job.run_folder}. Give one of them a run folder of its own."
+                return EndedAttempt("failed", told, is_final=True)
         try:
             for path in (run, run / "ledger"):
                 fence_off(path, wait_seconds=_LOCK_SECONDS)
         except OSError as error:
             reason = error.strerror or error
             told = f"{run} can't be written: {reason}. Mend that, as by making room, and cosmati resume {self._id}"
-            return _Ended("failed", told)
+            return EndedAttempt("failed", told)
         return None
 
-    def _follow(self, number: int, handle: str, watch: RunWatch) -> _Ended:
+    def _follow(self, number: int, handle: str, watch: RunWatch) -> EndedAttempt:
         """Watch an attempt to its end."""
-        began, noted, stopping = self._clock(), -1.0, None
-        before = self._job().seconds
+        began, noted, stopping = self._worked(), -1.0, None
+        before, looked = self._job().seconds, self._clock()
         while True:
-            standing, progress, now = self._engine.poll(handle), watch.look(), self._clock()
+            standing = self._engine.poll(handle)
+            if standing.phase is AttemptPhase.WAITING:
+                self._waited += self._clock() - looked
+            looked = self._clock()
+            progress, now = watch.look(), self._worked()
             has_ended = standing.phase is AttemptPhase.ENDED
             if has_ended or now - noted >= _NOTE_SECONDS or (noted < 0 and progress.run is not None):
                 self._note(number, progress, now - began)
@@ -232,14 +225,14 @@ class Supervisor:
             if has_ended:
                 # Of a rank that was lost, nothing may be left.
                 self._engine.cancel(handle)
-                return _end_of(standing, progress, asked=stopping is not None)
+                return end_of(standing, progress, asked=stopping is not None)
             if stopping is None and (why := _why_stop(job, before + now - began)):
-                stopping = now
+                stopping = looked
                 self._move(self._job().state, LaunchState.TERMINATING, why)
                 self._engine.ask_to_stop(handle)
-            elif stopping is not None and now - stopping > _GRACE_SECONDS:
+            elif stopping is not None and looked - stopping > _GRACE_SECONDS:
                 self._engine.cancel(handle)
-                return _Ended("stopped", f"it was killed {_GRACE_SECONDS:.0f} s later")
+                return EndedAttempt("stopped", f"it was killed {_GRACE_SECONDS:.0f} s later")
             elif (
                 stopping is None
                 and standing.phase is AttemptPhase.RUNNING
@@ -248,7 +241,7 @@ class Supervisor:
                 self._engine.dump_stacks(handle)
                 time.sleep(_STACKS_SECONDS)
                 self._engine.cancel(handle)
-                return _Ended("stalled", why)
+                return EndedAttempt("stalled", why)
             time.sleep(self._engine.poll_seconds)
 
     def _note(self, number: int, progress: RunProgress, seconds: float) -> None:
@@ -275,6 +268,8 @@ class Supervisor:
         allowed = watch.silence_allowed(asked.patience, asked.min_silence_seconds, asked.start_seconds)
         if progress.silent_seconds <= allowed * self._lenience():
             return ""
+        if outcome_of(progress):
+            return ""  # its run has ended, and its program does something more
         where = "before its first step" if progress.step is None else f"after step {progress.step}"
         return f"no step for {progress.silent_seconds:.0f} s {where}; stacks are beside its logs (rank-R.stacks)"
 
@@ -286,7 +281,7 @@ class Supervisor:
         before = reversed(self._queue.attempts(self._id)[:-1])
         return 2.0 ** sum(1 for _ in takewhile(lambda one: one.outcome == "stalled", before))
 
-    def _settle(self, number: int, ended: _Ended) -> None:
+    def _settle(self, number: int, ended: EndedAttempt) -> None:
         """Write down how an attempt has ended, and where that leaves the job."""
         told = {"outcome": ended.outcome, "reason": ended.reason, "place": ended.place}
         self._queue.note_attempt(self._id, self._holder, number, **told)
@@ -308,13 +303,14 @@ class Supervisor:
             reason = f"{ended.reason} (before a first step, so it isn't tried again)"
             self._move(job.state, LaunchState.FAILED, reason)
         elif failures > job.request.retries:
-            self._move(job.state, LaunchState.FAILED, f"{failures} failures got no further; the last: {ended.reason}")
+            how = f"{failures} failures in a row; the last" if failures > 1 else "failed, and no retry is left"
+            self._move(job.state, LaunchState.FAILED, f"{how}: {ended.reason}")
         else:
             self._refuse_place(ended, failures)
             self._move(job.state, LaunchState.PENDING, ended.reason)
             self._back_off(job, failures)
 
-    def _refuse_place(self, ended: _Ended, failures: int) -> None:
+    def _refuse_place(self, ended: EndedAttempt, failures: int) -> None:
         """Do without a place that has failed again and again, unless it's the last one."""
         last = [one.place for one in self._queue.attempts(self._id)[-_BAD_AFTER:]]
         is_last = len(self._queue.bad_places(self._id)) + 1 >= self._job().request.ranks
@@ -365,33 +361,3 @@ def _lock_of(home: Path, job_id: str) -> FileLock:
 def _is_silent_script(standing: AttemptStanding, progress: RunProgress) -> bool:
     """Whether a program runs that has told of no run, and so may be none of Cosmati's."""
     return standing.phase is AttemptPhase.RUNNING and progress.run is None and progress.silent_seconds > 30.0
-
-
-def _end_of(standing: AttemptStanding, progress: RunProgress, *, asked: bool) -> _Ended:
-    outcome = _outcome_of(progress)
-    if standing.status == 0 and outcome in ("completed", "exhausted"):
-        return _Ended("completed")
-    if asked:
-        return _Ended("stopped", f"it failed while it was stopped: {standing.reason}" if standing.status else "")
-    if outcome == "stopped":
-        return _Ended("stopped", "its process was asked to stop")
-    if outcome == "diverged":
-        return _Ended("failed", "the run has diverged, and would do so again", is_final=True)
-    if standing.status == 0:
-        return (
-            _Ended("failed", "the run has failed, and its program ended well", own_fault=True)
-            if outcome
-            else _Ended("completed")
-        )
-    own, again = standing.own_fault, standing.is_final
-    return _Ended("failed", standing.reason or "ended without a word", standing.place, own, again)
-
-
-def _outcome_of(progress: RunProgress) -> str:
-    """Return the outcome that this attempt has put on record; empty where it has none."""
-    if progress.run is None or progress.first_step is None:
-        return ""
-    with contextlib.suppress(OSError, ValueError, RunError):
-        outcome = RunRecord.from_json((Path(progress.run.folder) / "run.json").read_text()).outcome
-        return "" if outcome == "running" else outcome
-    return ""

@@ -28,7 +28,7 @@ class RunProgress:
         first_step: commits before it.
         step: the last one known of this attempt.
         step_seconds: median time of a step.
-        silent_seconds: since the run was last seen to get on, or the attempt began.
+        silent_seconds: since the run was last seen to get on, or said where it is, or the attempt began.
     """
 
     run: LaunchedRun | None = None
@@ -95,10 +95,8 @@ class RunWatch:
         if noted != self._noted:
             run = LaunchedRun.from_json(self._note.read_text())
             self._noted = noted
-            if self._run is None:
-                self._run = run  # silent since the attempt began
-            elif run != self._run:
-                self._begin(run)
+            if run != self._run:
+                self._begin(run)  # what a program prepares before is none of the run's silence
 
     def _look_at(self, run: LaunchedRun) -> None:
         folder = Path(run.folder)
