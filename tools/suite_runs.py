@@ -113,6 +113,8 @@ def run_suite(command: Sequence[str], seed: int, beside: int) -> SuiteRun:
         )
     if done.returncode in (-signal.SIGINT, -signal.SIGTERM):
         raise KeyboardInterrupt
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", flush=True)  # why: it may not come again for days
     # The last line is pytest's summary; earlier ones may be what a test has printed.
     count = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall((done.stdout.splitlines() or [""])[-1])}
     return SuiteRun(

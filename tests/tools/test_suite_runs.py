@@ -68,7 +68,9 @@ def test_a_suite_is_run_counted_and_kept(
     assert [(run.passed, run.failed) for run in runs] == [counts] * len(runs)
     assert [run.beside > 0 for run in runs] == [True, False][: len(runs)]
     assert len({run.seed for run in runs}) == len(runs)
-    assert f"green in a row: {0 if code else 2}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"green in a row: {0 if code else 2}" in told
+    assert ("E       AssertionError" in told or "assert 'passed 9' == 1" in told) == bool(code)  # why it was red
     assert runs[0].which.count("test_it") == counts[1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -392,3 +394,28 @@ def test_who_steps_without_opening_is_told_where_the_run_goes_on(tmp_path: Path)
     again = trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"})
     with pytest.warns(UserWarning, match="goes on at step 2.*`with trainer:`"):
         again.step(batches()[again.clock.step])
+
+
+def test_a_trainer_that_is_forgotten_lets_go_while_another_thread_collects(tmp_path: Path) -> None:
+    """A collection that is asked for meanwhile does nothing, and finalizers may take their time."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.own, self.pause = self, threading.Event()
+
+        def __del__(self) -> None:
+            begun.set()
+            self.pause.wait(1.0)
+
+    def collect() -> None:
+        Slow()
+        gc.collect()
+
+    begun = threading.Event()
+    trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"}).step(batches()[0])
+    thread = threading.Thread(target=collect)
+    thread.start()
+    assert begun.wait(60.0)
+    with trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"}) as again:
+        again.step(batches()[again.clock.step])
+    thread.join()

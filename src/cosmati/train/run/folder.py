@@ -15,10 +15,12 @@ succeeded.json      which folder goes on with the ledger, where a deletion has m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -41,21 +43,38 @@ from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.run.result import RunResult
 
 SUCCEEDED = "succeeded.json"
-_PAUSES = (0.0, 0.01, 0.05, 0.2)
-"""Seconds: a collection that is asked for while another thread's goes on does nothing."""
+_MOST_SECONDS = 10.0
+"""That another thread's collection is waited for; its finalizers may take their time."""
 
 
 def _locked(path: Path) -> FileLock:
     """Lock a file; a trainer that nobody refers to any more (a notebook's cell that is run again) lets go of it."""
-    for pause in _PAUSES:
-        try:
-            return FileLock(path)
-        except BlockingIOError:
-            if not is_held_here(path):
-                raise
-        time.sleep(pause)
-        gc.collect()
+    with contextlib.suppress(BlockingIOError):
+        return FileLock(path)
+    _collect_garbage()
     return FileLock(path)
+
+
+def _collect_garbage() -> None:
+    """Let go of all that nobody refers to.
+
+    While another thread collects, `gc.collect` does nothing; what that one has found may not have come to its end yet.
+    """
+    own, has_collected, until = threading.get_ident(), False, time.monotonic() + _MOST_SECONDS
+
+    def tell(phase: str, info: dict[str, int]) -> None:
+        nonlocal has_collected
+        has_collected |= phase == "stop" and info["generation"] == 2 and threading.get_ident() == own
+
+    gc.callbacks.append(tell)
+    try:
+        while True:
+            gc.collect()
+            if has_collected or time.monotonic() > until:
+                return
+            time.sleep(0.01)
+    finally:
+        gc.callbacks.remove(tell)
 
 
 class RunFolder:
