@@ -10,7 +10,8 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.runs import QueueOption, named_values, seconds_of, span
-from cosmati.launch.commands import asked_for, begin_asked, stop, wait
+from cosmati.launch.asking import asked_for
+from cosmati.launch.commands import begin_asked, stop, wait
 from cosmati.launch.engines import dry_run
 from cosmati.launch.job import LaunchedJob
 from cosmati.launch.states import LaunchState
@@ -29,7 +30,7 @@ def launch(  # noqa: PLR0913, PLR0917  (each an option)
     max_duration: Annotated[
         str, typer.Option(metavar="TIME", help="Stop it after so long: 90s, 30m, 8h, 2d. It can be resumed.")
     ] = "",
-    retries: Annotated[int, typer.Option(help="Failures in a row that get no further, before it's given up.")] = 5,
+    retries: Annotated[int, typer.Option(help="Failures in a row (one that gets further is the first again).")] = 5,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a recipe's setting.")
     ] = None,
@@ -55,7 +56,7 @@ def launch(  # noqa: PLR0913, PLR0917  (each an option)
 
     \b
     PENDING > QUEUED > STARTING > RUNNING > COMPLETED, or FAILED, or TERMINATING > STOPPED
-    A failure leads back to PENDING, until --retries of them have got no further than the job had been.
+    A failure leads back to PENDING, up to --retries times in a row; one that got further is the first again.
 
     \b
     Examples:

@@ -43,6 +43,8 @@ def runs(
         commands.set_slots(slots, queue)
     wanted = {_state_of(one) for one in state or []} or set(LaunchState)
     jobs = [job for job in commands.runs(queue) if job.state in wanted]
+    for other in commands.of_other_releases(queue):
+        typer.echo(f"{other} is another release's, and can't be read. Take it out: cosmati delete {other}", err=True)
     if not jobs:
         typer.echo("No jobs. Begin one: cosmati launch FILE")
         return
@@ -73,7 +75,7 @@ def show(job_id: JobArgument, queue: QueueOption = None) -> None:
         "run": job.run_folder or "not known",
         "logs": str(folder_of(home, job.id)),
         "priority": str(asked.priority),
-        "retries": f"{asked.retries} failures in a row that get no further; {job.failures} now",
+        "retries": f"{asked.retries} failures in a row; {job.failures} now",
     }
     for place, reason in bad.items():
         told[f"without {place}"] = reason

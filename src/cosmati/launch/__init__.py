@@ -10,8 +10,8 @@ The same words as on the command line: `cosmati launch`, `runs`, `show`, `logs`,
 
 from __future__ import annotations
 
+from cosmati.launch.asking import asked_for
 from cosmati.launch.commands import (
-    asked_for,
     begin_asked,
     clone,
     delete,

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
-from cosmati.launch.engines import check_engine, check_local
+from cosmati.launch.asking import asked_for, checked
+from cosmati.launch.engines import check_engine
 from cosmati.launch.following import LogWords
 from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.notes import log_of
-from cosmati.launch.program import in_own_folder, program_of
+from cosmati.launch.program import in_own_folder
 from cosmati.launch.queue import JobQueue, StaleHolderError
 from cosmati.launch.states import ENDED, LaunchState
 from cosmati.launch.supervisor import is_supervised
@@ -29,7 +30,8 @@ _POLL_SECONDS = 0.2
 _LOST_SECONDS = 90.0
 """Without a supervisor, after which one is begun: its keeper has begun it anew by then, if it's there."""
 _MOST_BEGUN = 2
-_KEEPER = ("-m", "cosmati.launch.keeper")
+_KEEPER = ("-P", "-m", "cosmati.launch.keeper")
+"""-P: a file of the user's in the folder where he stands mustn't stand in for the standard library's."""
 
 
 def home_of(queue: Path | None = None) -> Path:
@@ -94,51 +96,6 @@ def launch(
     return begin_asked(asked, queue)
 
 
-def asked_for(
-    file: str,
-    *arguments: str,
-    ranks: int = 1,
-    priority: int = 0,
-    max_seconds: float | None = None,
-    retries: int = 5,
-    settings: Sequence[str] = (),
-    run_folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    name: str = "",
-    engine: str = "local",
-    engine_settings: Mapping[str, str] | None = None,
-) -> JobRequest:
-    """Return what `launch` would put into the queue, for `begin_asked` or `dry_run`; its arguments are `launch`'s.
-
-    Raises:
-        RunError: it can't be launched as asked; the message says why.
-    """
-    if engine == "local":
-        check_local(engine_settings or {})
-    program = program_of(file, arguments, settings=settings, run_folder=run_folder, environment=environment)
-    name = name or Path(file.partition(":")[0]).stem
-    return _checked(
-        JobRequest(
-            name=name,
-            program=program,
-            ranks=ranks,
-            priority=priority,
-            max_seconds=max_seconds,
-            retries=retries,
-            engine=engine,
-            settings=dict(engine_settings or {}),
-        )
-    )
-
-
-def _checked(asked: JobRequest) -> JobRequest:
-    if asked.ranks < 1:
-        raise RunError(f"A job has one rank at least, and {asked.ranks} were asked for. Give their number: --ranks 2.")
-    if asked.retries < 0 or (asked.max_seconds is not None and asked.max_seconds <= 0):
-        raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
-    return asked
-
-
 def begin_asked(asked: JobRequest, queue: Path | None = None) -> LaunchedJob:
     """Begin a job that was asked for, and return it.
 
@@ -162,13 +119,23 @@ def begin_job(jobs: JobQueue, asked: JobRequest) -> LaunchedJob:
 
 
 def runs(queue: Path | None = None) -> list[LaunchedJob]:
-    """Return all jobs, oldest first.
+    """Return all jobs that this release can read, oldest first.
 
     Raises:
         RunError: the queue can't be read.
     """
     with JobQueue(home_of(queue)) as jobs:
         return jobs.all()
+
+
+def of_other_releases(queue: Path | None = None) -> list[str]:
+    """Return the ids of the jobs that this release can't read, oldest first.
+
+    Raises:
+        RunError: the queue can't be read.
+    """
+    with JobQueue(home_of(queue)) as jobs:
+        return jobs.of_other_releases()
 
 
 def set_slots(number: int, queue: Path | None = None) -> None:
@@ -206,7 +173,7 @@ def logs(
         queue: the queue's folder.
 
     Raises:
-        RunError: there's no such job or attempt, or it has said nothing and isn't followed.
+        RunError: there's no such job or attempt, or it has said nothing and isn't followed, or won't any more.
     """
     with JobQueue(home_of(queue)) as jobs:
         number = attempt if attempt is not None else max(0, len(jobs.attempts(job_id)) - 1)
@@ -216,9 +183,9 @@ def logs(
             latest = len(jobs.attempts(job_id)) - 1
             path = log_of(attempt_folder(jobs.home, job_id, number), rank)
             yield from words.more(path)
-            if not follow and not words.num_bytes:
-                msg = f"Rank {rank} of {job_id} has said nothing in attempt {number}. Wait for it: --follow."
-                raise RunError(msg)
+            if not words.num_bytes and (has_ended or not follow):
+                wait_for_it = "" if has_ended else " Wait for it: --follow."
+                raise RunError(f"Rank {rank} of {job_id} has said nothing in attempt {number}.{wait_for_it}")
             is_last = not follow or has_ended or number < latest
             if is_last and (rest := words.rest()):
                 yield rest
@@ -307,6 +274,8 @@ def resume(job_id: str, queue: Path | None = None, *, max_seconds: float | None 
             jobs.give_seconds(job_id, job.state, max_seconds)
         if job.state in ENDED:
             jobs.resume(job_id, job.state)
+        else:
+            jobs.ask_to_go_on(job_id, job.state)
         _begin_keeper(jobs, job_id)
         return jobs.get(job_id)
 
@@ -323,6 +292,8 @@ def _refuse_no_time(job: LaunchedJob, limit: float | None) -> None:
 def resume_lost(queue: Path | None = None) -> list[LaunchedJob]:
     """Go on with all jobs that haven't ended and have no supervisor, as after the machine was started anew.
 
+    Those that were asked to stop are ended, and aren't among what is returned.
+
     Raises:
         RunError: the queue can't be used.
     """
@@ -330,7 +301,7 @@ def resume_lost(queue: Path | None = None) -> list[LaunchedJob]:
         lost = [job for job in jobs.all() if job.state not in ENDED and not is_supervised(jobs.home, job.id)]
         for job in lost:
             _begin_keeper(jobs, job.id)
-        return lost
+        return [job for job in lost if job.wish != "stop"]
 
 
 def clone(job_id: str, queue: Path | None = None, **changes: object) -> LaunchedJob:
@@ -350,7 +321,7 @@ def clone(job_id: str, queue: Path | None = None, **changes: object) -> Launched
     with JobQueue(home_of(queue)) as jobs:
         asked = jobs.get(job_id).request
         own = dataclasses.replace(asked, program=in_own_folder(asked.program))
-        return begin_job(jobs, _checked(dataclasses.replace(own, **changes)))  # type: ignore[arg-type]
+        return begin_job(jobs, checked(dataclasses.replace(own, **changes)))  # type: ignore[arg-type]
 
 
 def delete(job_id: str, queue: Path | None = None) -> None:
@@ -360,11 +331,17 @@ def delete(job_id: str, queue: Path | None = None) -> None:
         RunError: there's none of this id, or it hasn't ended.
     """
     with JobQueue(home_of(queue)) as jobs:
-        job = jobs.get(job_id)
         try:
             jobs.delete(job_id)
         except StaleHolderError as error:
-            raise RunError(f"Job {job_id} is {job.state}. Stop it first: cosmati stop {job_id}") from error
+            if job_id not in jobs.of_other_releases():
+                state = jobs.get(job_id).state
+                ends = state is LaunchState.TERMINATING
+                do = f"It ends: cosmati show {job_id}" if ends else f"Stop it first: cosmati stop {job_id}"
+                raise RunError(f"Job {job_id} is {state}. {do}") from error
+            if is_supervised(jobs.home, job_id):
+                raise RunError(f"Job {job_id} is another release's, and goes on. Stop it with that one.") from error
+            jobs.delete(job_id, in_any_state=True)
         shutil.rmtree(folder_of(jobs.home, job_id), ignore_errors=True)
 
 

@@ -30,7 +30,7 @@ def keep(home: str, job_id: str) -> int:
     pause, num_refused = _PAUSE_SECONDS, 0
     while True:
         began = time.monotonic()
-        command = [sys.executable, "-m", "cosmati.launch.serve", home, job_id]
+        command = [sys.executable, "-P", "-m", "cosmati.launch.serve", home, job_id]
         status = subprocess.call(command)  # noqa: S603  (our own module)
         if time.monotonic() - began > _LASTED_SECONDS:
             pause, num_refused = _PAUSE_SECONDS, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmati.errors import RunError
@@ -14,6 +14,7 @@ from cosmati.launch.engine import RankProgram
 JOB = "{job}"
 """In an argument: the job's id."""
 _FOLDER = "--run-folder"
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def program_of(
@@ -36,6 +37,8 @@ def program_of(
     Raises:
         RunError: there's no such file, or it's a script that is given a recipe's settings, or the other way round.
     """
+    if other := [word for word in arguments if not isinstance(word, str)]:
+        raise RunError(f"A script's arguments are text, and {other[0]!r} isn't. Write it as on a command line: '1'.")
     path, colon, function = file.partition(":")
     is_recipe = _defines(Path(path), function or "recipe")
     if colon and not is_recipe:
@@ -68,6 +71,13 @@ def of_job(program: RankProgram, job_id: str) -> RankProgram:
     return dataclasses.replace(program, command=(*program.command[:first], *arguments))
 
 
+def folder_in_name_of(program: RankProgram, job_id: str) -> Path | None:
+    """Return the run folder that a recipe's program names after its job; None where it has another one, or says it."""
+    if program.command[0] != "-m" or JOB not in (told := program.command[program.command.index(_FOLDER) + 1]):
+        return None
+    return Path(told.replace(JOB, job_id))
+
+
 def in_own_folder(program: RankProgram) -> RankProgram:
     """Return a recipe's program with a run folder of the job's own, beside the one that it was given."""
     if program.command[0] != "-m":  # a script, whose arguments are its own
@@ -85,12 +95,24 @@ def _defines(path: Path, function: str) -> bool:
         raise RunError(f"{path} can't be read: {error.strerror}. Give a script or a recipe's file.") from error
     except (SyntaxError, ValueError) as error:
         raise RunError(f"{path} is no Python that could be run: {error}. Mend it, and launch it again.") from error
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom):
-            names |= {one.asname or one.name for one in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {one.id for one in node.targets if isinstance(one, ast.Name)}
-    return function in names
+    return function in {name for statement in _statements(tree) for name in _names_in(statement)}
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Yield what stands at a file's own level, also within `if`, `try`, `with` and loops; not a script's main part."""
+    for node in ast.iter_child_nodes(tree):
+        is_main = isinstance(node, ast.If) and any(getattr(one, "id", "") == "__name__" for one in ast.walk(node.test))
+        if isinstance(node, ast.stmt):
+            yield node
+        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case) and not isinstance(node, _SCOPES):
+            yield from () if is_main else _statements(node)
+
+
+def _names_in(node: ast.stmt) -> set[str]:
+    """Return the names that a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {one.asname or one.name for one in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}

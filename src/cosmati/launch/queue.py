@@ -19,6 +19,7 @@ from typing import Any, Self
 from cosmati.errors import RunError
 from cosmati.launch.engine import RankProgram
 from cosmati.launch.job import JobAttempt, JobRequest, LaunchedJob
+from cosmati.launch.program import folder_in_name_of
 from cosmati.launch.states import ACTIVE, ENDED, FOLLOWS, LaunchState
 
 _FILE = "queue.db"
@@ -63,7 +64,8 @@ class JobQueue:
         with self._explained():
             # What a program says, and what its environment was given, is its owner's.
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (self.home / "jobs").mkdir(exist_ok=True)
+            (self.home / "jobs").mkdir(exist_ok=True, mode=0o700)
+            (self.home / _FILE).touch(mode=0o600)  # the folder may be one that others read
             self._database = sqlite3.connect(self.home / _FILE, timeout=60.0, isolation_level=None)
             self._database.row_factory = sqlite3.Row
             self._database.execute("PRAGMA journal_mode=WAL")
@@ -104,10 +106,16 @@ class JobQueue:
                 time.time(),
                 request.run_folder,
             )
-            number = self._database.execute(
-                "INSERT INTO jobs (request, state, priority, ranks, created, run_folder) VALUES (?, ?, ?, ?, ?, ?)",
-                values,
-            ).lastrowid
+            while True:
+                number = self._database.execute(
+                    "INSERT INTO jobs (request, state, priority, ranks, created, run_folder) VALUES (?, ?, ?, ?, ?, ?)",
+                    values,
+                ).lastrowid
+                own = folder_in_name_of(request.program, f"{name}-{number}")
+                if own is None or not own.exists():
+                    break
+                # Another queue's job has trained there, under this name: nobody has asked to go on with it.
+                self._database.execute("DELETE FROM jobs WHERE number = ?", (number,))
             self._database.execute("UPDATE jobs SET id = ? WHERE number = ?", (f"{name}-{number}", number))
         return self.get(f"{name}-{number}")
 
@@ -226,6 +234,14 @@ class JobQueue:
         """
         states = ", ".join(f"'{state}'" for state in ENDED)
         self._set(job_id, f"AND state NOT IN ({states})", "wish = 'stop'")
+
+    def ask_to_go_on(self, job_id: str, was: LaunchState) -> None:
+        """Take back what was asked of a job that has lost its supervisor before it had ended.
+
+        Raises:
+            StaleHolderError: it's in another state by now.
+        """
+        self._set(job_id, "AND state = ?", "wish = ''", given=[was])
 
     def begin_attempt(self, job_id: str, holder: str, attempt: JobAttempt) -> None:
         """Write down that an attempt begins."""
