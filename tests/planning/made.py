@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from cosmati.planning.beside import Beside
 from cosmati.planning.measuring import MeasuredParts
 
 _PARTS = MeasuredParts(
@@ -24,6 +25,12 @@ _PARTS = MeasuredParts(
     again=0,
     rows=16,
     activations=1600,
+    first_activations=1600,
+    narrow=0,
+    widened=0,
+    largest_narrow=0,
+    is_plain=False,
+    beside=Beside(losses=0, look=0, look_cut=0, put_back=0, has_undo=False),
     commit=400,
     num_rows=4,
     num_tokens=4,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +45,29 @@ def next_tokens(model: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+class Buffered(nn.Module):
+    """A buffer that is larger than all else, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 1)
+        self.register_buffer("table", torch.zeros(1000, 1000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Narrow(nn.Module):
+    """Parameters in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MLP((32, 512, 512, 1)).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.bfloat16()).float()
+
+
 def dense(
     *, optimizer: Optimizer | None = None, methods: tuple[Method, ...] = (), width: int = 128, rows: int = 128
 ) -> Recipe:
@@ -54,6 +81,12 @@ def dense(
         methods=methods,
         config=RunConfig(budget="4ba", num_microbatches=V, num_threads=1),
     )
+
+
+def changed(model: Callable[[], nn.Module], **config: Any) -> Recipe:
+    """A dense recipe with another model, and other settings."""
+    recipe = dense()
+    return dataclasses.replace(recipe, model=model, config=dataclasses.replace(recipe.config, **config))
 
 
 def averaged() -> Recipe:

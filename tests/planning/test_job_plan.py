@@ -136,9 +136,10 @@ def test_what_is_said_to_fit_does(ranks: int, capacity: int) -> None:
         parts: dict[str, int] = {}
         if "--set" in words:
             v = int(words[-1].partition("=")[2])
-            parts = {"num_microbatches": v, "activations": 1600 * 8 // v, "rows": 16 * 8 // v, "num_rows": 32 // v}
+            parts = {"num_microbatches": v, "rows": 16 * 8 // v, "num_rows": 32 // v}
+            parts |= dict.fromkeys(("activations", "first_activations"), 1600 * 8 // v)
         if "torch.utils.checkpoint" in words:
-            parts = {"activations": 0}
+            parts = {"activations": 0, "first_activations": 0}
         again = planned(
             int(options.get("--ranks", ranks)), options.get("--sharding", "replicated"), device, parts=parts
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -48,11 +48,10 @@ def show_plan(plan: JobPlan, name: str) -> None:
 def _memory(plan: JobPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("memory of a rank")
-    moments: Mapping[str, Mapping[str, int]] = {"in backward": plan.memory.backward, "at commit": plan.memory.commit}
+    moments = {name: parts for name, parts in plan.memory.moments.items() if name != "at a look" or parts["look"]}
     for moment in moments:
         table.add_column(moment, justify="right")
-    names = list(dict.fromkeys([*plan.memory.backward, *plan.memory.commit]))
-    for name in names:
+    for name in dict.fromkeys(name for parts in moments.values() for name in parts):
         sizes = [parts.get(name, 0) for parts in moments.values()]
         if any(sizes):
             table.add_row(name, *(_size(size) if size else "" for size in sizes))

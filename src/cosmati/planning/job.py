@@ -193,7 +193,9 @@ def _changes(
         if (total := fitting(measured, num, how)) is not None:
             yield Remedy(words=f"more ranks: --ranks {num} --sharding {how}", total=total)
             break
-    if (total := fitting(dataclasses.replace(measured, activations=0), ranks, sharding)) is not None:
+    if (
+        total := fitting(dataclasses.replace(measured, activations=0, first_activations=0), ranks, sharding)
+    ) is not None:
         words = "fewer activations: torch.utils.checkpoint around blocks, use_reentrant=False (the figure is with none)"
         yield Remedy(words=words, total=total, is_estimated=True)
 
@@ -215,6 +217,8 @@ def smaller(measured: MeasuredParts, times: int) -> MeasuredParts:
         num_microbatches=measured.num_microbatches * times,
         rows=-(-measured.rows // times),
         activations=-(-measured.activations // times),
+        first_activations=-(-measured.first_activations // times),
+        is_plain=False,
         num_rows=measured.num_rows // times,
         num_tokens=measured.num_tokens // times,
         flops=measured.flops // times,

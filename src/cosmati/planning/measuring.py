@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmati.core.batch import Batch, count_rows_and_tokens
@@ -20,10 +21,12 @@ from cosmati.core.rng import position_key
 from cosmati.errors import DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.planning.attention_flops import missing_formulas
+from cosmati.planning.beside import Beside, beside
 from cosmati.planning.live_bytes import LiveBytes, bytes_of, tensors_in
 from cosmati.train.assembly import Turn
 from cosmati.train.feed import in_microbatches
 from cosmati.train.layout.blocks import blocks_in
+from cosmati.train.layout.pair_sum import clear
 from cosmati.train.run.environment import numerics
 from cosmati.train.step_rows import split_step
 from cosmati.train.trainer import Trainer
@@ -52,7 +55,14 @@ class MeasuredParts:
         averages: what methods keep: averaged weights and the like.
         again: a second pass over the microbatches (SAM): the weights that are put back, offsets, the first pass's sum.
         rows: one microbatch of the data.
-        activations: the most that forward and backward of a microbatch hold beside weights, gradients and data.
+        activations: the most that forward and backward of a microbatch hold beside weights, gradients and data, where
+            gradients are added to those that are there.
+        first_activations: likewise of the first microbatch, whose gradients aren't added to any.
+        narrow: gradients of narrow parameters (bfloat16), as a backward pass leaves them.
+        widened: the same, in float32, as they're summed.
+        largest_narrow: of these, the largest as it's left.
+        is_plain: a step is one microbatch, of which gradients are as backward leaves them.
+        beside: what the run holds and copies beside that.
         commit: the most that changing gradients and stepping the optimizers hold for a while.
         num_rows: of a microbatch.
         num_tokens: of a microbatch.
@@ -77,6 +87,12 @@ class MeasuredParts:
     again: int
     rows: int
     activations: int
+    first_activations: int
+    narrow: int
+    widened: int
+    largest_narrow: int
+    is_plain: bool
+    beside: Beside
     commit: int
     num_rows: int
     num_tokens: int
@@ -94,8 +110,8 @@ class MeasuredParts:
 def measure(trainer: Trainer) -> MeasuredParts:
     """Run a microbatch of the first step a few times and commit twice, and count.
 
-    The first pass makes what later ones find there (gradients, optimizer state), the next are timed, and the last one's
-    memory is counted: as in a step of several microbatches, it adds to gradients that are there.
+    The first pass makes what later ones find there (optimizer state), the next are timed, and memory is counted twice:
+    of a first microbatch, and of one that adds to gradients that are there, as in a step of several.
 
     Args:
         trainer: made for this, with data; it isn't opened, and is of no use afterwards.
@@ -113,21 +129,41 @@ def measure(trainer: Trainer) -> MeasuredParts:
         seconds = _timed(partial(_run, trainer, batch))
         trainer.methods.after(trainer.position, None)
         held = [*a.model.parameters(), *a.model.buffers(), *tensors_in(batch.data)]
-        held += [p.grad for p in a.model.parameters() if p.grad is not None]
         held += tensors_in([dict(one.optimizer.state) for one in a.optimizers])
-        with LiveBytes(held) as forward_and_backward:
+        clear([*a.model.parameters()])
+        with LiveBytes(held) as first:
             _run(trainer, batch)
-        held += [p.grad for p in a.model.parameters() if p.grad is not None]
+        first_peak = first.peak - bytes_of(_gradients_of(a.model))
+        # Those of narrow parameters are widened aside, and nothing is added to them.
+        narrow = [p.tensor for p in a.layout.parameters if _widened(p.tensor) > p.tensor.nbytes]
+        clear(narrow)
+        held += _gradients_of(a.model)
+        with LiveBytes(held) as added:
+            _run(trainer, batch)
+        activations = added.peak - bytes_of(gradient for p in narrow if (gradient := p.grad) is not None)
+        held += _gradients_of(a.model)
         with LiveBytes(held) as commit:
             _commit(trainer)
-    return _parts(trainer, batch, int(counted.get_total_flops()), seconds, forward_and_backward, commit.peak)
+        flops = int(counted.get_total_flops())
+        live = _Live(first_peak, activations, commit.peak, added.num_kernels)
+        return _parts(trainer, batch, flops, seconds, live)
 
 
-def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: LiveBytes, commit: int) -> MeasuredParts:
+class _Live(NamedTuple):
+    """The most that is alive, in bytes (see `MeasuredParts`), and how many kernels ran."""
+
+    first: int
+    added: int
+    commit: int
+    num_kernels: int
+
+
+def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: _Live) -> MeasuredParts:
     a, model = trainer.assembly, trainer.assembly.model
     learning = [p.tensor for p in a.layout.parameters]
     num_elements = sum(tensor.numel() for tensor in learning)
-    wide = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in learning)
+    wide = sum(map(_widened, learning))
+    narrow = [tensor for tensor in learning if _widened(tensor) > tensor.nbytes]
     cut, whole = _states(trainer)
     blocks = blocks_in(model)
     in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
@@ -154,14 +190,29 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: Liv
         again=bytes_of(learning) + 2 * wide if _goes_twice(a.plan.methods) else 0,
         # Not the memory that slices of a larger tensor are cut from; nor what isn't there of expanded ones.
         rows=sum(min(one.nbytes, bytes_of([one])) for one in tensors_in(batch.data)),
-        activations=live.peak,
-        commit=commit,
+        activations=live.added,
+        first_activations=live.first,
+        narrow=sum(tensor.nbytes for tensor in narrow),
+        widened=sum(map(_widened, narrow)),
+        largest_narrow=max((tensor.nbytes for tensor in narrow), default=0),
+        is_plain=trainer.is_plain,
+        beside=beside(trainer),
+        commit=live.commit,
         num_rows=rows,
         num_tokens=tokens,
         flops=flops,
         kernels=live.num_kernels,
         seconds=seconds,
     )
+
+
+def _widened(tensor: Tensor) -> int:
+    """Return the bytes of a parameter's gradient as it's summed."""
+    return tensor.numel() * max(4, tensor.element_size())
+
+
+def _gradients_of(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -1,4 +1,4 @@
-"""How much memory a rank needs, by part, at the two moments when a step needs most."""
+"""How much memory a rank needs, by part, at the moments when a step needs most."""
 
 from __future__ import annotations
 
@@ -23,20 +23,27 @@ class MemoryPlan:
     Attributes:
         backward: by part, as the last microbatch is differentiated.
         commit: by part, as the optimizers step.
+        look: by part, as it's seen what passes have changed: in steps 0, 1, 2, 4, 8 and so on.
     """
 
     backward: Mapping[str, int]
     commit: Mapping[str, int]
+    look: Mapping[str, int]
+
+    @property
+    def moments(self) -> Mapping[str, Mapping[str, int]]:
+        """All of them, in words."""
+        return {"in backward": self.backward, "at commit": self.commit, "at a look": self.look}
 
     @property
     def total(self) -> int:
         """The most that is needed at a time."""
-        return max(sum(self.backward.values()), sum(self.commit.values()))
+        return sum(self.parts.values())
 
     @property
     def parts(self) -> Mapping[str, int]:
         """By part, at the moment that needs most."""
-        return max(self.backward, self.commit, key=lambda parts: sum(parts.values()))
+        return max(self.moments.values(), key=lambda parts: sum(parts.values()))
 
 
 def leaves_of(num_microbatches: int, ranks: int) -> int:
@@ -101,13 +108,19 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int 
     cut = ranks_of_a_copy(ranks, sharding, shards)
     leaves = leaves_of(parts.num_microbatches, ranks)
     sharding = "replicated" if ranks == 1 else sharding  # One rank holds everything.
+    whole = cut if sharding == "full" else 1  # Over how many ranks weights lie.
+    state = parts.state if cut == 1 else -(-parts.state_cut // cut) + _heaviest(parts.state_whole, cut)
+    beside = parts.beside
     always = {
-        "parameters": -(-parts.parameters // (cut if sharding == "full" else 1)),
-        "optimizer state": parts.state if cut == 1 else -(-parts.state_cut // cut) + _heaviest(parts.state_whole, cut),
-        "averages": -(-parts.averages // (cut if sharding == "full" else 1)),
+        "parameters": -(-parts.parameters // whole),
+        "optimizer state": state,
+        "averages": -(-parts.averages // whole),
         "buffers": parts.buffers,
+        "held by losses": beside.losses,
+        "to put back": beside.put_back + (-(-parts.learning // whole) + state if beside.has_undo else 0),
         "rows": leaves * parts.rows,
     }
+    activations = parts.activations if leaves > 1 or sharding == "full" else parts.first_activations
     if sharding == "full":
         gathered = min(parts.parameters, parts.outside_blocks + _GATHERED_BLOCKS * parts.largest_block)
         always["gathered parameters"] = gathered
@@ -116,16 +129,36 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int 
         whole_leaf = gathered * parts.gradients // max(1, parts.learning)
         gradients, root, exchange = gradient_copies(2 * leaves) * shard + whole_leaf, shard, 0
     else:
-        gradients, root = gradient_copies(leaves) * parts.gradients, -(-parts.gradients // cut)
+        gradients, root = _gradients(parts, leaves, activations), parts.learning if parts.is_plain else parts.gradients
         exchange = 2 * parts.gradients if ranks > 1 else 0  # What is sent, and what is received.
+        root = -(-root // cut)
     # Then only what holds the gathered sum is left beside this rank's share of it, or the other way round.
     left = {"replicated": parts.gradients // ranks, "optimizer": parts.gradients, "full": 0}[sharding]
-    again = {"second pass": -(-parts.again // (cut if sharding == "full" else 1))} if parts.again else {}
+    left = left if ranks > 1 else 0
+    again = {"second pass": -(-parts.again // whole)} if parts.again else {}
     # Where passes read rounded weights, who holds whole ones saves them for so long.
     again |= {"saved weights": parts.parameters} if parts.gathered is not None and sharding != "full" else {}
-    backward = {**always, "gradients": gradients, "exchange": exchange, **again, "activations": parts.activations}
-    commit = {**always, "gradients": root, "exchange": left if ranks > 1 else 0, "commit": -(-parts.commit // cut)}
-    return MemoryPlan(backward=backward, commit=commit)
+    backward = {**always, "gradients": gradients, "exchange": exchange, **again, "activations": activations}
+    narrowed = 0 if parts.is_plain else -(-parts.narrow // cut)  # As the optimizers take them.
+    commit = {**always, "gradients": root + narrowed, "exchange": left, "commit": -(-parts.commit // cut)}
+    # The last pair's, which were widened, are still there.
+    seen = root + (0 if parts.is_plain or whole > 1 else min(2, leaves.bit_length() - 1) * parts.widened)
+    compared = max(beside.look, -(-beside.look_cut // whole))
+    look = {**always, "gradients": seen, "exchange": left, **again, "look": compared}
+    return MemoryPlan(backward=backward, commit=commit, look=look)
+
+
+def _gradients(parts: MeasuredParts, leaves: int, activations: int) -> int:
+    """Return the most bytes of gradients beside a microbatch's activations, on a rank that holds parameters whole.
+
+    Narrow ones (bfloat16) are widened one by one after each backward pass, as its activations are gone, and added to
+    those that wait: what that takes beyond activations counts here.
+    """
+    if parts.is_plain:
+        return parts.learning
+    waiting = leaves.bit_length() - 1
+    last = max(parts.narrow, parts.widened + parts.largest_narrow - activations) if parts.narrow else 0
+    return gradient_copies(leaves) * (parts.gradients - parts.widened) + waiting * parts.widened + last
 
 
 def _heaviest(sizes: tuple[int, ...], ranks: int) -> int:
