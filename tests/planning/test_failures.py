@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import PlanError
-from cosmati.planning.failures import FailureModel, best_interval, daly_goodput, simulate
+from cosmati.planning.failures import FailureModel, _one_run, best_interval, daly_goodput, simulate
 
 ENOUGH = FailureModel(spares=10_000, num_runs=60, days=15)
 near = pytest.approx
@@ -108,6 +109,29 @@ def test_more_spares_never_hurt_and_repairs_bring_the_ranks_back() -> None:
     assert means[-1] - means[0] > 0.2
     slow, fast = (simulate(dataclasses.replace(base, repair_hours=hours), 256, 8, 256).mean for hours in (72, 1))
     assert fast > slow + 0.1
+
+
+class Given:
+    """Times until the next failure, one after another."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.left = list(seconds)
+
+    def exponential(self, _: float) -> float:
+        return self.left.pop(0)
+
+
+def test_before_it_grows_a_run_takes_a_checkpoint() -> None:
+    """By hand: two ranks until 50 s, one for 1,045 s until the other is back, then both until 3,000 s."""
+    model = FailureModel(checkpoint_seconds=10, restart_seconds=0, repair_hours=1045 / 3600)
+    draws: Any = Given(50, 1e9, 1e9)
+    useful, failures = _one_run(model, [0, 1, 2], 1, 100.0, 3000.0, draws)
+    # Nine intervals with their checkpoints, and 55 s of which 10 are the checkpoint before it grows.
+    alone = 900 + 45
+    # Seventeen, and 35 s under way at the end.
+    both = 1700 + 35
+    assert useful == near(alone / 2 + both)
+    assert failures == 1
 
 
 def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:

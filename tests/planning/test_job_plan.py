@@ -87,6 +87,9 @@ def test_a_small_microbatch_takes_as_long_as_its_kernels_are_launched() -> None:
 
 def test_a_second_pass_computes_twice() -> None:
     assert planned(parts={"again": 800}).time.compute == near(16)
+    full = planned(parts={"again": 800}, sharding="full").time
+    assert full.sending == near(2 * (4 * 200 + 8 * 200) / 100)
+    assert full.hidden == near(16), "both passes hide what is sent"
 
 
 def test_on_this_machine_it_takes_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +100,7 @@ def test_on_this_machine_it_takes_what_it_took(monkeypatch: pytest.MonkeyPatch) 
     assert time.efficiency == near(1000 / 0.5 / 1000)
     crowded = plan_job(made(), 4, here)
     assert crowded.time.compute == near(2 * 0.5 * 2), "half a core for each thread"
+    assert crowded.time.optimizers == near(4 * (2 * (400 + 800) + 400) / 1000), "a quarter of the memory's speed"
     assert crowded.capacity == int(10_000 * (1 - RESERVE) / 4)
     assert plan_job(made(), 4, here, efficiency=0.5).time.compute == near(2 * 1000 / 250)
 
@@ -110,6 +114,9 @@ def test_a_run_costs_its_hours() -> None:
     assert spared.goodput.nodes == 2
     assert spared.hours == near(spared.time.one_after_another / spared.goodput.mean)
     assert spared.cost == near(spared.hours * 12 * 3)
+    few = planned(price_per_hour=3.0, failures=FailureModel(spares=1, num_runs=5))
+    assert few.hours is not None
+    assert few.cost == near(few.hours * 4 * 3), "a spare of as many ranks as the run has on a node"
     endless = planned(price_per_hour=3.0, parts={"num_steps": None})
     assert (endless.hours, endless.cost, planned().cost) == (None, None, None)
 

@@ -20,7 +20,7 @@ from cosmati.data.in_memory import InMemory
 from cosmati.errors import DataError, PlanError
 from cosmati.models.mlp import MLP
 from cosmati.planning.attention_flops import missing_formulas
-from cosmati.planning.beside import SUMMED
+from cosmati.planning.beside import SUMMED, _compared
 from cosmati.planning.live_bytes import LiveBytes, bytes_of
 from cosmati.planning.measuring import MeasuredParts, measure
 from cosmati.planning.memory import SHARDINGS, gradient_copies, leaves_of, memory_of
@@ -29,6 +29,7 @@ from cosmati.train import values
 from cosmati.train.layout.pair_sum import PairSum
 from cosmati.train.trainer import Trainer
 from tests.planning import recipes
+from tests.planning.made import made
 
 KINDS: dict[str, Callable[[], Recipe]] = {
     "dense": recipes.dense,
@@ -258,6 +259,13 @@ def test_copies_that_cannot_be_are_refused(sharding: Any, shards: int) -> None:
         memory_of(measured("text"), 8, sharding, shards)
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_at_commit_what_holds_the_exchanged_sum_is_there_beside_what_is_stepped_with(ranks: int) -> None:
+    """Whole sums beside this rank's share, or its share beside whole gradients; pieces, where all is cut, once."""
+    left = [memory_of(made(gradients=400), ranks, sharding).commit["exchange"] for sharding in SHARDINGS]
+    assert left == ([0, 0, 0] if ranks == 1 else [100, 400, 0])
+
+
 def test_one_rank_holds_everything_whatever_the_sharding() -> None:
     parts = measured("averaged")
     assert len({str(memory_of(parts, 1, sharding)) for sharding in SHARDINGS}) == 1
@@ -280,6 +288,14 @@ def test_ranks_share_a_step_if_they_divide_it(size: int, ranks: int) -> None:
 def test_what_is_compared_whole_takes_nothing() -> None:
     assert SUMMED == values._MAX_COPIED
     assert (measured("dense").beside.look, measured("dense").beside.look_cut) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.complex128])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_comparing_a_tensor_takes_what_is_planned(dtype: torch.dtype, is_turned: bool) -> None:
+    tensor = torch.zeros(500, 400, dtype=dtype)
+    tensor = tensor.t() if is_turned else tensor
+    assert _compared(tensor) == pytest.approx(allocated(lambda: values.read(tensor)), abs=64_000)
 
 
 def test_the_largest_tensor_is_compared_eight_bytes_an_element_and_pieces_of_it_if_it_s_cut() -> None:
