@@ -295,7 +295,8 @@ def test_what_is_compared_whole_takes_nothing() -> None:
 def test_comparing_a_tensor_takes_what_is_planned(dtype: torch.dtype, is_turned: bool) -> None:
     tensor = torch.zeros(500, 400, dtype=dtype)
     tensor = tensor.t() if is_turned else tensor
-    assert _compared(tensor) == pytest.approx(allocated(lambda: values.read(tensor)), abs=64_000)
+    # Beside it, the sums themselves.
+    assert _compared(tensor) == pytest.approx(allocated(lambda: values.read(tensor)), abs=100_000)
 
 
 def test_the_largest_tensor_is_compared_eight_bytes_an_element_and_pieces_of_it_if_it_s_cut() -> None:
