@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosmati.errors import RunError
 from cosmati.launch.engine import AttemptPhase, AttemptStanding, RankProgram
@@ -268,3 +270,92 @@ def test_what_others_have_caused_is_told_by_whole_words(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert is_of_others(error) is expected
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_an_error_that_the_program_raises_itself_is_its_own_whatever_it_says(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def fails(led: Exception | None) -> None:
+        raise kind("no feature store at this timeout") from led
+
+    lost = RuntimeError("Connection closed by peer [::1]:725")
+    with pytest.raises(kind) as own:
+        fails(None)
+    assert not is_of_others(own.value)
+    with pytest.raises(kind) as led:
+        fails(lost)
+    assert is_of_others(led.value) is (kind is RuntimeError)
+    with pytest.raises(RuntimeError) as kernels:
+        torch.zeros(2) @ torch.zeros(3)
+    monkeypatch.setattr("cosmati.launch.worker._LOST_OTHERS", re.compile("size"))
+    assert is_of_others(kernels.value)
+
+
+ENDING = """
+import atexit, logging, logging.handlers, sys, tempfile, threading, time, weakref
+from pathlib import Path
+
+out = Path("{out}")
+kept = tempfile.TemporaryDirectory(dir=out, prefix="tmp-")
+handler = logging.handlers.MemoryHandler(1000, target=logging.FileHandler(out / "log"))
+logging.getLogger("x").addHandler(handler)
+logging.getLogger("x").warning("a line")
+class A: pass
+a = A()
+weakref.finalize(a, (out / "finalized").write_text, "yes")
+atexit.register(lambda: (out / "atexit").write_text(str((out / "thread").exists())))
+def late():
+    time.sleep(0.5)
+    (out / "thread").write_text("yes")
+threading.Thread(target=late).start()
+{end}
+"""
+FORKED = """
+import atexit, multiprocessing, os, sys, tempfile, weakref
+from cosmati.launch.worker import run_program
+
+kept = tempfile.TemporaryDirectory(dir={out!r}, prefix="parents-")
+atexit.register(print, "parent")
+context = multiprocessing.get_context("fork")
+process = context.Process(target=run_program, args=({out!r}, [{file!r}], os.getpid()))
+process.start()
+process.join()
+assert os.path.isdir(kept.name)
+print("ended with", process.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_rank_ends_as_python_does(tmp_path: Path, end: str, status: int, is_forked: bool) -> None:
+    """Threads first, then what was registered, temporary files and the lines of loggers; none of its parent's."""
+    file = tmp_path / "ends.py"
+    file.write_text(ENDING.format(out=tmp_path, end=end))
+    given = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    if is_forked:
+        text = FORKED.format(out=str(tmp_path), file=str(file))  # begun anew, so that it ends as Python does
+        done = subprocess.run([sys.executable, "-c", text], env=given, capture_output=True, text=True, check=False)
+        assert done.stdout.split("\n")[:2] == [f"ended with {status}", "parent"], done.stderr
+    else:
+        ran = run_python(["-m", "cosmati.launch.worker", tmp_path, file], env=given)
+        assert ran.returncode == status, ran.stderr
+    assert (tmp_path / "log").read_text() == "a line\n"
+    assert (tmp_path / "finalized").read_text() == "yes"
+    assert (tmp_path / "atexit").read_text() == "True"
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert [one.status for one in ends_in(tmp_path).values()] == ([status] if status else [])
+
+
+def test_a_rank_that_has_failed_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    file = tmp_path / "hangs.py"
+    file.write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n1 / 0\n")
+    text = (
+        "import os, sys; from cosmati.launch import worker; worker._THREADS_SECONDS = 0.3; "
+        "worker.run_program(sys.argv[1], [sys.argv[2]], os.getppid())"
+    )
+    done = run_python(["-c", text, tmp_path, file], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
+    assert done.returncode == 1, done.stderr
+    assert ends_in(tmp_path)[0].error == "ZeroDivisionError: division by zero"

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dis
 import faulthandler
+import logging
+import multiprocessing.util
 import os
 import re
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +34,8 @@ _LOST_OTHERS = re.compile(
 )
 """Words of errors that a rank has because another one has ended. Gloo's are plain RuntimeErrors."""
 _LOST_SECONDS = 0.5
+_THREADS_SECONDS = 30.0
+"""That a rank which has failed waits for its threads."""
 
 
 def run_program(folder: str, command: Sequence[str], parent: int) -> None:
@@ -60,16 +67,15 @@ def run_program(folder: str, command: Sequence[str], parent: int) -> None:
         status, lost_others, is_final = 1, is_of_others(raised), _comes_again(raised)
     # Whoever asks a rank to stop that has just ended has what he wants.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    atexit._run_exitfuncs()  # noqa: SLF001  (a forked process runs none by itself before Python 3.13)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if status:
+        with contextlib.suppress(OSError):  # a full disk: the status has to do
+            end = BadEnd(status=status, error=error, lost_others=lost_others, place=place, is_final=is_final)
+            note_end(Path(folder), rank, end)
+    _end_as_python_does(status)
     if status:
         if lost_others:
             # The agent tells of the first rank that it sees ended: let it see the one that was lost.
             time.sleep(_LOST_SECONDS)
-        with contextlib.suppress(OSError):  # a full disk: the status has to do
-            end = BadEnd(status=status, error=error, lost_others=lost_others, place=place, is_final=is_final)
-            note_end(Path(folder), rank, end)
         os._exit(status)
 
 
@@ -85,8 +91,7 @@ def _speak_into(log: Path) -> None:
 def _run_as_python_does(command: Sequence[str]) -> None:
     from cosmati.core.rng import seed_by_chance
 
-    # What the process was forked from has registered is that process's.
-    atexit._clear()  # noqa: SLF001
+    _forget_what_was_registered()
     seed_by_chance()
     if command[0] == "-m":
         sys.argv = list(command[1:])
@@ -96,6 +101,35 @@ def _run_as_python_does(command: Sequence[str]) -> None:
         sys.argv = list(command)
         sys.path.insert(0, str(Path(command[0]).absolute().parent))
         runpy.run_path(command[0], run_name="__main__")
+
+
+def _forget_what_was_registered() -> None:
+    """Leave what the process that this one was forked from has registered for its end to that one.
+
+    What modules register as they're first imported, once a process, is registered for this one.
+    """
+    atexit._clear()  # noqa: SLF001
+    atexit.register(logging.shutdown)
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
+        one.detach()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _end_as_python_does(status: int) -> None:
+    """Wait for threads, and then run what was registered: a forked process does neither before Python 3.13."""
+    if status:
+        # Others wait for a rank that has failed, and a thread of its own may wait for ever.
+        threading.Thread(target=_end_later, args=(status,), daemon=True).start()
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _end_later(status: int) -> None:
+    time.sleep(_THREADS_SECONDS)
+    os._exit(status)
 
 
 def _status_of(end: SystemExit, log: Path) -> tuple[int, str]:
@@ -124,8 +158,22 @@ def is_of_others(error: BaseException) -> bool:
         return False  # there are none
     if isinstance(error, CosmatiError):
         return False  # which says what it is
-    known = isinstance(error, DistError | ConnectionError | TimeoutError)
-    return known or (isinstance(error, RuntimeError) and _LOST_OTHERS.search(str(error)) is not None)
+    if isinstance(error, DistError | ConnectionError | TimeoutError):
+        return True
+    if not isinstance(error, RuntimeError) or _LOST_OTHERS.search(str(error)) is None:
+        return False
+    led = error.__cause__ or error.__context__
+    return not _is_raised_by_own_code(error) or (led is not None and is_of_others(led))
+
+
+def _is_raised_by_own_code(error: BaseException) -> bool:
+    """Return whether a `raise` of the program's own is where an error comes from: PyTorch's kernels have none."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or place.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        return False
+    return dis.opname[place.tb_frame.f_code.co_code[place.tb_lasti]] == "RAISE_VARARGS"
 
 
 if __name__ == "__main__":
