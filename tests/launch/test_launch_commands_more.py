@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from cosmati.errors import RunError
 from cosmati.launch import commands
 from cosmati.launch.asking import asked_for
-from cosmati.launch.job import folder_of
+from cosmati.launch.job import LaunchedJob, folder_of
 from cosmati.launch.queue import JobQueue
 from cosmati.launch.states import LaunchState
 from cosmati.storage.lock import FileLock
@@ -160,3 +161,36 @@ def test_an_attempt_that_others_have_followed_is_not_waited_for(home: Path) -> N
     log.parent.mkdir(parents=True)
     log.write_text("said in attempt 0\nand no more")
     assert said("logs", "train-1", "--attempt", "0", "--follow") == "said in attempt 0\nand no more"
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_second_ctrl_c_leaves_the_job_to_itself(
+    home: Path, begun: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    left = [KeyboardInterrupt] * num
+
+    def wait(job_id: str, *_: object) -> LaunchedJob:
+        if left:
+            raise left.pop()
+        with JobQueue(home) as jobs:
+            jobs.move(job_id, LaunchState.PENDING, LaunchState.STOPPED)
+            return jobs.get(job_id)
+
+    monkeypatch.setattr("cosmati.cli.launch.wait", wait)
+    told = said("launch", "train.py", status=130)
+    assert "Stopping after the step in progress" in told
+    assert ("train-1 ends by itself. See when it has: cosmati show train-1" in told) == (num == 2)
+    assert ("Go on: cosmati resume train-1" in told) == (num == 1)
+    assert "The same command goes on" not in told  # it would be another job
+
+
+def test_who_looks_on_stops_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed_job(home)
+
+    def logs(*_: object, **__: object) -> Iterator[str]:
+        yield "a line\n"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cosmati.cli.runs.commands.logs", logs)
+    assert said("logs", "train-1", "--follow", status=130) == "a line\n"

@@ -223,3 +223,12 @@ def test_the_end_is_no_later_than_the_duration_lets_it_be(jobs: JobQueue) -> Non
     assert replace(job, seconds=140.0).seconds_left == 0.0
     assert replace(job, request=replace(job.request, max_seconds=None)).seconds_left == 200.0
     assert replace(job, step=100).seconds_left == 20.0
+
+
+def test_a_job_that_has_run_before_is_not_said_never_to_have_begun(jobs: JobQueue, tmp_path: Path) -> None:
+    job = seen_through(jobs, Scripted(training(tmp_path, 10, GONE)), retries=0)
+    jobs.resume(job.id, LaunchState.FAILED)
+    jobs.ask_to_stop(job.id)
+    with Supervisor(jobs, job.id, Scripted(DONE), slots=4) as supervisor:
+        assert supervisor.run() is LaunchState.STOPPED
+    assert jobs.get(job.id).reason == "asked to stop"

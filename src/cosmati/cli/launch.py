@@ -95,7 +95,11 @@ def follow(job: LaunchedJob, queue: Path | None) -> None:
         except KeyboardInterrupt:
             stop(job.id, queue)
             typer.echo("Stopping after the step in progress. Ctrl-C again leaves it to itself.", err=True)
-            job = wait(job.id, lambda now: _show(progress, now), queue)
+            try:
+                job = wait(job.id, lambda now: _show(progress, now), queue)
+            except KeyboardInterrupt:
+                typer.echo(f"{job.id} ends by itself. See when it has: cosmati show {job.id}", err=True)
+                sys.exit(STOPPED)
     typer.echo(f"{job.id}: {job.state} after {span(job.seconds)}{': ' + job.reason if job.reason else ''}")
     if job.run_folder:
         typer.echo(f"Kept in {job.run_folder}")

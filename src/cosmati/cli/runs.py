@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.errors import STOPPED
 from cosmati.errors import RunError
 from cosmati.launch import commands
 from cosmati.launch.job import JobAttempt, LaunchedJob, folder_of
@@ -101,8 +102,11 @@ def logs(
       cosmati logs digits-1 --follow
       cosmati logs digits-1 --rank 1 --attempt 0
     """  # noqa: D301
-    for piece in commands.logs(job_id, rank=rank, attempt=attempt, follow=follow, queue=queue):
-        typer.echo(piece, nl=False)
+    try:
+        for piece in commands.logs(job_id, rank=rank, attempt=attempt, follow=follow, queue=queue):
+            typer.echo(piece, nl=False)
+    except KeyboardInterrupt:  # of who looks on, which ends nothing
+        raise typer.Exit(STOPPED) from None
 
 
 def stop(job_id: JobArgument, queue: QueueOption = None) -> None:

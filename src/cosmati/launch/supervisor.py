@@ -91,7 +91,8 @@ class Supervisor:
         self._take_over()
         while (job := self._job()).state not in ENDED:
             if why := _why_stop(job, job.seconds):
-                self._move(job.state, LaunchState.STOPPED, "stopped before it began" if job.wish == "stop" else why)
+                is_new = job.wish == "stop" and not self._queue.attempts(self._id)
+                self._move(job.state, LaunchState.STOPPED, "stopped before it began" if is_new else why)
             elif job.state is LaunchState.PENDING:
                 self._move(LaunchState.PENDING, LaunchState.QUEUED, job.reason)
             elif self._may_begin(job):
