@@ -56,6 +56,19 @@ def test_what_never_goes_on_is_left_after_half_an_hour(monkeypatch: pytest.Monke
     assert max(pauses) == 60.0
 
 
+def test_what_went_on_for_a_while_has_all_its_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_refused = keeper._MOST_REFUSED - 1
+    lasting = {num_refused + 1}  # that one goes on for a quarter of an hour before it's refused
+    times = iter(900.0 * (call in lasting) * end for call in range(1, 1000) for end in (0, 1))
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: next(times))
+    status, pauses, num_begun = kept(monkeypatch, *([1] * (2 * num_refused)), 0)
+    assert (status, num_begun) == (0, 2 * num_refused + 1)
+    assert pauses[num_refused] == 2.0  # its pauses begin anew, too
+    times = iter([0.0] * 1000)
+    status, _, num_begun = kept(monkeypatch, *([1] * (2 * num_refused)), 0)
+    assert (status, num_begun) == (1, num_refused + 1)
+
+
 def test_what_is_killed_again_and_again_is_begun_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, num_begun = kept(monkeypatch, *([-9] * 100), 0)
     assert (status, num_begun) == (0, 101)

@@ -100,6 +100,21 @@ def test_however_it_ends_it_is_said(tmp_path: Path, text: str, told: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_a_program_has_begun_is_left_where_it_has_ended_well(tmp_path: Path, status: int) -> None:
+    own = f"import subprocess, sys; subprocess.Popen(['sleep', '600']); sys.exit({status})"
+    job, _ = ended(tmp_path, own, retries=0)
+    assert job.state is (LaunchState.FAILED if status else LaunchState.COMPLETED)
+    if status:
+        until(lambda: not _running(tmp_path), 20)
+    else:
+        time.sleep(1.0)
+        left = _running(tmp_path)
+        assert len(left) == 1
+        os.kill(int(left[0]), signal.SIGKILL)
+
+
+@pytest.mark.slow
 def test_an_agent_that_cannot_begin_says_why(tmp_path: Path) -> None:
     job, told = ended(tmp_path, "", begins_in=tmp_path / "gone", retries=1)
     assert job.state is LaunchState.FAILED
