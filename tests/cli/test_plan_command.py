@@ -11,7 +11,12 @@ from typer.testing import CliRunner
 from cosmati.cli.main import app
 
 RECIPE = """
-from tests.planning.recipes import averaged, text
+from cosmati.methods import MixUp, ProgressiveResizing
+from tests.planning.recipes import averaged, images, text
+def growing():
+    return images(ProgressiveResizing(image_width=16), budget="60sec")
+def mixed():
+    return images(MixUp())
 def recipe():
     return averaged()
 """
@@ -44,6 +49,19 @@ def test_a_plan_says_what_a_rank_needs(recipe: Path) -> None:
     ):
         assert words in said
     assert "guarantee" not in said
+
+
+def test_a_plan_says_which_methods_it_does_not_allow_for(recipe: Path) -> None:
+    said = call(f"{recipe}:growing", "--device", "h200")
+    assert "It fits as the run begins: " in said
+    assert "Not in it is what later steps take on account of ProgressiveResizing: " in said
+    told = json.loads(call(f"{recipe}:growing", "--device", "h200", "--json"))
+    assert told["measured"]["unplanned"] == ["ProgressiveResizing"]
+    said = call(f"{recipe}:mixed", "--device", "h200")
+    assert "It fits: " in said
+    assert "rows change" in said
+    assert "changed rows" in said
+    assert not {"rows change", "at a look"} & {*call(recipe, "--device", "h200").split("  ")}
 
 
 def test_a_plan_that_does_not_fit_says_what_to_change(recipe: Path) -> None:

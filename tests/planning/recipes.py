@@ -98,19 +98,20 @@ def twice() -> Recipe:
     return dense(optimizer=SGD(lr=0.1, momentum=0.9), methods=(SAM(rho=0.05),))
 
 
-def images() -> Recipe:
-    pixels = torch.linspace(-1, 1, 64 * 3 * 256).reshape(64, 3, 16, 16)
+def images(*methods: Method, side: int = 16, budget: str = "4ba") -> Recipe:
+    pixels = torch.linspace(-1, 1, 64 * 3 * side * side).reshape(64, 3, side, side)
     return Recipe(
         name="images",
         model=ConvNet,
         loss=Classification(4),
         data=lambda: InMemory((pixels, torch.arange(64) % 4), rows_per_step=32),
         optimizers=(SGD(lr=0.1),),
-        config=RunConfig(budget="4ba", num_microbatches=V, num_threads=1),
+        methods=methods,
+        config=RunConfig(budget=budget, num_microbatches=V, num_threads=1),
     )
 
 
-def text() -> Recipe:
+def text(*methods: Method) -> Recipe:
     tokens = (torch.arange(64 * 65) * 7 % 61).reshape(64, 65)
     return Recipe(
         name="text",
@@ -118,5 +119,6 @@ def text() -> Recipe:
         loss=next_tokens,
         data=lambda: InMemory(tokens, rows_per_step=16),
         optimizers=(Muon(lr=0.01), AdamW(lr=1e-3)),
+        methods=methods,
         config=RunConfig(budget="4ba", num_microbatches=V, num_threads=1),
     )

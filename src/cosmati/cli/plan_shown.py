@@ -12,6 +12,7 @@ from rich.text import Text
 from cosmati.planning.job import RESERVE, JobPlan
 
 _PLAIN_WIDTH = 120
+_OWN = {"at a look": ("look",), "rows change": ("changed rows", "changing")}
 _BAD, _GOOD, _DIM = "bold red", "green", "dim"
 
 
@@ -33,8 +34,13 @@ def show_plan(plan: JobPlan, name: str) -> None:
     )
     console.print()
     console.print(_memory(plan))
-    verdict = f"It {'fits' if plan.fits else 'does not fit'}: {_size(plan.memory.total)} of {_size(plan.capacity)}"
+    unplanned = ", ".join(m.unplanned)
+    when = " as the run begins" if unplanned else ""
+    fits = f"It {'fits' if plan.fits else 'does not fit'}{when}"
+    verdict = f"{fits}: {_size(plan.memory.total)} of {_size(plan.capacity)}"
     console.print(Text(f"{verdict} ({RESERVE:.0%} of a device's memory is left free).", _GOOD if plan.fits else _BAD))
+    if unplanned:
+        console.print(f"Not in it is what later steps take on account of {unplanned}: that can't be seen beforehand.")
     if not plan.fits:
         console.print("What would make it fit:" if plan.changes else "Nothing that is known here makes it fit.")
         for change in plan.changes:
@@ -48,7 +54,8 @@ def show_plan(plan: JobPlan, name: str) -> None:
 def _memory(plan: JobPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("memory of a rank")
-    moments = {name: parts for name, parts in plan.memory.moments.items() if name != "at a look" or parts["look"]}
+    # Of looks and of changed rows only where they take anything.
+    moments = {name: parts for name, parts in plan.memory.moments.items() if any(map(parts.get, _OWN.get(name, parts)))}
     for moment in moments:
         table.add_column(moment, justify="right")
     for name in dict.fromkeys(name for parts in moments.values() for name in parts):

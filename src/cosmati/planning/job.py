@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from cosmati.planning.failures import FailureModel, Goodput, simulate
 from cosmati.planning.figures import refuse_beyond
 from cosmati.planning.measuring import MeasuredParts
 from cosmati.planning.memory import SHARDINGS, MemoryPlan, divisors, memory_of
+from cosmati.planning.rows import AtPoint
 from cosmati.planning.step_time import StepTime, step_time
 from cosmati.planning.traffic import Traffic, traffic_of, tree_levels
 from cosmati.train.config import Sharding
@@ -193,9 +195,7 @@ def _changes(
         if (total := fitting(measured, num, how)) is not None:
             yield Remedy(words=f"more ranks: --ranks {num} --sharding {how}", total=total)
             break
-    if (
-        total := fitting(dataclasses.replace(measured, activations=0, first_activations=0), ranks, sharding)
-    ) is not None:
+    if (total := fitting(scaled(measured, activations=0), ranks, sharding)) is not None:
         words = "fewer activations: torch.utils.checkpoint around blocks, use_reentrant=False (the figure is with none)"
         yield Remedy(words=words, total=total, is_estimated=True)
 
@@ -213,14 +213,32 @@ def smaller(measured: MeasuredParts, times: int) -> MeasuredParts:
         times: as many more microbatches a step, of as many times fewer rows.
     """
     return dataclasses.replace(
-        measured,
+        scaled(measured, activations=1 / times, rows=1 / times),
         num_microbatches=measured.num_microbatches * times,
-        rows=-(-measured.rows // times),
-        activations=-(-measured.activations // times),
-        first_activations=-(-measured.first_activations // times),
         is_plain=False,
+        rows=-(-measured.rows // times),
         num_rows=measured.num_rows // times,
         num_tokens=measured.num_tokens // times,
         flops=measured.flops // times,
         seconds=measured.seconds / times,
     )
+
+
+def scaled(measured: MeasuredParts, *, activations: float, rows: float = 1) -> MeasuredParts:
+    """Return what it would be if activations, and rows that methods change, took so many times as much everywhere.
+
+    Args:
+        measured: as it is.
+        activations: how many times as much.
+        rows: how many times as much.
+    """
+    points = [
+        AtPoint(
+            activations=math.ceil(point.activations * activations),
+            first_activations=math.ceil(point.first_activations * activations),
+            changed=math.ceil(point.changed * rows),
+            changing=math.ceil(point.changing * rows),
+        )
+        for point in measured.points
+    ]
+    return dataclasses.replace(measured, **dataclasses.asdict(points[0]), elsewhere=tuple(points[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.planning.attention_flops import missing_formulas
 from cosmati.planning.beside import Beside, beside
 from cosmati.planning.live_bytes import LiveBytes, bytes_of, tensors_in
+from cosmati.planning.rows import AtPoint, Changed, changed_rows, unplanned
 from cosmati.train.assembly import Turn
 from cosmati.train.feed import in_microbatches
 from cosmati.train.layout.blocks import blocks_in
@@ -62,6 +64,10 @@ class MeasuredParts:
         widened: the same, in float32, as they're summed.
         largest_narrow: of these, the largest as it's left.
         is_plain: a step is one microbatch, of which gradients are as backward leaves them.
+        changed: rows of a microbatch as methods leave them, beside those that they're made of.
+        changing: the most that changing them takes, these included.
+        elsewhere: the last four at other points of the run, where methods leave rows in other shapes.
+        unplanned: names of methods of whose later changes nothing is known.
         beside: what the run holds and copies beside that.
         commit: the most that changing gradients and stepping the optimizers hold for a while.
         num_rows: of a microbatch.
@@ -92,6 +98,10 @@ class MeasuredParts:
     widened: int
     largest_narrow: int
     is_plain: bool
+    changed: int
+    changing: int
+    elsewhere: tuple[AtPoint, ...]
+    unplanned: tuple[str, ...]
     beside: Beside
     commit: int
     num_rows: int
@@ -102,6 +112,11 @@ class MeasuredParts:
     gathered: int | None = None
 
     @property
+    def points(self) -> tuple[MeasuredParts, ...]:
+        """These, and what they are at other points of the run."""
+        return self, *(dataclasses.replace(self, **dataclasses.asdict(point)) for point in self.elsewhere)
+
+    @property
     def state(self) -> int:
         """All of the optimizers' state."""
         return self.state_cut + sum(self.state_whole)
@@ -110,8 +125,9 @@ class MeasuredParts:
 def measure(trainer: Trainer) -> MeasuredParts:
     """Run a microbatch of the first step a few times and commit twice, and count.
 
-    The first pass makes what later ones find there (optimizer state), the next are timed, and memory is counted twice:
-    of a first microbatch, and of one that adds to gradients that are there, as in a step of several.
+    The first pass makes what later ones find there (optimizer state). Then memory is counted twice: of a first
+    microbatch, and of one that adds to gradients that are there, as in a step of several. Where methods leave rows in
+    other shapes as the run goes on, it's counted for each. What takes time is measured where activations take most.
 
     Args:
         trainer: made for this, with data; it isn't opened, and is of no use afterwards.
@@ -121,49 +137,69 @@ def measure(trainer: Trainer) -> MeasuredParts:
     """
     a = trainer.assembly
     with numerics(a), a.generators.restored():
-        batch = _first_microbatch(trainer)
-        counted = FlopCounterMode(display=False, custom_mapping=missing_formulas())
-        with counted:
-            _run(trainer, batch)
+        given = _first_microbatch(trainer)
+        batch = trainer.methods.batch(given, trainer.position())
+        _run(trainer, batch)
         _commit(trainer)
-        seconds = _timed(partial(_run, trainer, batch))
         trainer.methods.after(trainer.position, None)
-        held = [*a.model.parameters(), *a.model.buffers(), *tensors_in(batch.data)]
-        held += tensors_in([dict(one.optimizer.state) for one in a.optimizers])
-        clear([*a.model.parameters()])
-        with LiveBytes(held) as first:
+        found = changed_rows(trainer, given)
+        points = [_at_point(trainer, given, one) for one in found]
+        dearest = max(range(len(points)), key=lambda index: points[index].activations)
+        trainer.clock, batch = found[dearest].clock, found[dearest].batch
+        counted = FlopCounterMode(display=False, custom_mapping=missing_formulas())
+        with counted, LiveBytes() as kernels:
             _run(trainer, batch)
-        first_peak = first.peak - bytes_of(_gradients_of(a.model))
-        # Those of narrow parameters are widened aside, and nothing is added to them.
-        narrow = [p.tensor for p in a.layout.parameters if _widened(p.tensor) > p.tensor.nbytes]
-        clear(narrow)
-        held += _gradients_of(a.model)
-        with LiveBytes(held) as added:
-            _run(trainer, batch)
-        activations = added.peak - bytes_of(gradient for p in narrow if (gradient := p.grad) is not None)
-        held += _gradients_of(a.model)
-        with LiveBytes(held) as commit:
+        seconds = _timed(partial(_run, trainer, batch))
+        with LiveBytes([*_held(trainer, given, batch), *_gradients_of(a.model)]) as commit:
             _commit(trainer)
-        flops = int(counted.get_total_flops())
-        live = _Live(first_peak, activations, commit.peak, added.num_kernels)
-        return _parts(trainer, batch, flops, seconds, live)
+        work = _Work(int(counted.get_total_flops()), kernels.num_kernels, seconds, commit.peak)
+        return _parts(trainer, given, [points.pop(dearest), *points], work)
 
 
-class _Live(NamedTuple):
-    """The most that is alive, in bytes (see `MeasuredParts`), and how many kernels ran."""
+def _at_point(trainer: Trainer, given: Batch, changed: Changed) -> AtPoint:
+    """Count the memory of a microbatch as methods have left it."""
+    a, trainer.clock = trainer.assembly, changed.clock
+    held = _held(trainer, given, changed.batch)
+    clear([*a.model.parameters()])
+    with LiveBytes(held) as first:
+        _run(trainer, changed.batch)
+    first_activations = first.peak - bytes_of(_gradients_of(a.model))
+    # Those of narrow parameters are widened aside, and nothing is added to them.
+    narrow = _narrow(trainer)
+    clear(narrow)
+    with LiveBytes([*held, *_gradients_of(a.model)]) as added:
+        _run(trainer, changed.batch)
+    activations = added.peak - bytes_of(gradient for p in narrow if (gradient := p.grad) is not None)
+    return AtPoint(
+        activations=activations, first_activations=first_activations, changed=changed.kept, changing=changed.most
+    )
 
-    first: int
-    added: int
+
+def _held(trainer: Trainer, given: Batch, batch: Batch) -> list[Tensor]:
+    model = trainer.model
+    states = [dict(one.optimizer.state) for one in trainer.assembly.optimizers]
+    return [*model.parameters(), *model.buffers(), *tensors_in([given.data, batch.data, states])]
+
+
+def _narrow(trainer: Trainer) -> list[nn.Parameter]:
+    return [p.tensor for p in trainer.assembly.layout.parameters if _widened(p.tensor) > p.tensor.nbytes]
+
+
+class _Work(NamedTuple):
+    """Of a microbatch; and the most that a commit holds for a while."""
+
+    flops: int
+    kernels: int
+    seconds: float
     commit: int
-    num_kernels: int
 
 
-def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: _Live) -> MeasuredParts:
+def _parts(trainer: Trainer, batch: Batch, points: Sequence[AtPoint], work: _Work) -> MeasuredParts:
     a, model = trainer.assembly, trainer.assembly.model
     learning = [p.tensor for p in a.layout.parameters]
     num_elements = sum(tensor.numel() for tensor in learning)
     wide = sum(map(_widened, learning))
-    narrow = [tensor for tensor in learning if _widened(tensor) > tensor.nbytes]
+    narrow = _narrow(trainer)
     cut, whole = _states(trainer)
     blocks = blocks_in(model)
     in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
@@ -190,19 +226,17 @@ def _parts(trainer: Trainer, batch: Batch, flops: int, seconds: float, live: _Li
         again=bytes_of(learning) + 2 * wide if _goes_twice(a.plan.methods) else 0,
         # Not the memory that slices of a larger tensor are cut from; nor what isn't there of expanded ones.
         rows=sum(min(one.nbytes, bytes_of([one])) for one in tensors_in(batch.data)),
-        activations=live.added,
-        first_activations=live.first,
         narrow=sum(tensor.nbytes for tensor in narrow),
         widened=sum(map(_widened, narrow)),
         largest_narrow=max((tensor.nbytes for tensor in narrow), default=0),
         is_plain=trainer.is_plain,
+        **dataclasses.asdict(points[0]),
+        elsewhere=tuple(points[1:]),
+        unplanned=unplanned(trainer),
         beside=beside(trainer),
-        commit=live.commit,
         num_rows=rows,
         num_tokens=tokens,
-        flops=flops,
-        kernels=live.num_kernels,
-        seconds=seconds,
+        **work._asdict(),
     )
 
 
@@ -243,7 +277,7 @@ def _first_microbatch(trainer: Trainer) -> Batch:
         if whole is None:
             raise DataError("A plan of memory and time runs a microbatch, and the data are empty. Give some rows.")
         data = split_step(a, trainer.clock, whole)[0][0]
-    return trainer.methods.batch(data.to(a.device), trainer.position())
+    return data.to(a.device)
 
 
 @contextmanager

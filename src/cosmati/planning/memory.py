@@ -24,26 +24,33 @@ class MemoryPlan:
         backward: by part, as the last microbatch is differentiated.
         commit: by part, as the optimizers step.
         look: by part, as it's seen what passes have changed: in steps 0, 1, 2, 4, 8 and so on.
+        change: by part, as methods change the last microbatch's rows.
     """
 
     backward: Mapping[str, int]
     commit: Mapping[str, int]
     look: Mapping[str, int]
+    change: Mapping[str, int]
 
     @property
     def moments(self) -> Mapping[str, Mapping[str, int]]:
         """All of them, in words."""
-        return {"in backward": self.backward, "at commit": self.commit, "at a look": self.look}
+        return {
+            "in backward": self.backward,
+            "at commit": self.commit,
+            "at a look": self.look,
+            "rows change": self.change,
+        }
 
     @property
     def total(self) -> int:
         """The most that is needed at a time."""
-        return sum(self.parts.values())
+        return _total(self.parts)
 
     @property
     def parts(self) -> Mapping[str, int]:
         """By part, at the moment that needs most."""
-        return max(self.moments.values(), key=lambda parts: sum(parts.values()))
+        return max(self.moments.values(), key=_total)
 
 
 def leaves_of(num_microbatches: int, ranks: int) -> int:
@@ -106,6 +113,17 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int 
         PlanError: W doesn't divide V, or shards can't be.
     """
     cut = ranks_of_a_copy(ranks, sharding, shards)
+    plans = [_plan(point, ranks, sharding, cut) for point in parts.points]
+    backward, commit, look, change = (max(found, key=_total) for found in zip(*plans, strict=True))
+    return MemoryPlan(backward=backward, commit=commit, look=look, change=change)
+
+
+def _total(parts: Mapping[str, int]) -> int:
+    return sum(parts.values())
+
+
+def _plan(parts: MeasuredParts, ranks: int, sharding: Sharding, cut: int) -> tuple[Mapping[str, int], ...]:
+    """Return what a rank needs at each moment, by part."""
     leaves = leaves_of(parts.num_microbatches, ranks)
     sharding = "replicated" if ranks == 1 else sharding  # One rank holds everything.
     whole = cut if sharding == "full" else 1  # Over how many ranks weights lie.
@@ -119,6 +137,7 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int 
         "held by losses": beside.losses,
         "to put back": beside.put_back + (-(-parts.learning // whole) + state if beside.has_undo else 0),
         "rows": leaves * parts.rows,
+        "changed rows": leaves * parts.changed,
     }
     activations = parts.activations if leaves > 1 or sharding == "full" else parts.first_activations
     if sharding == "full":
@@ -145,7 +164,8 @@ def memory_of(parts: MeasuredParts, ranks: int, sharding: Sharding, shards: int 
     seen = root + (0 if parts.is_plain or whole > 1 else min(2, leaves.bit_length() - 1) * parts.widened)
     compared = max(beside.look, -(-beside.look_cut // whole))
     look = {**always, "gradients": seen, "exchange": left, **again, "look": compared}
-    return MemoryPlan(backward=backward, commit=commit, look=look)
+    change = {**always, "changing": max(0, parts.changing - parts.changed)}
+    return backward, commit, look, change
 
 
 def _gradients(parts: MeasuredParts, leaves: int, activations: int) -> int:
