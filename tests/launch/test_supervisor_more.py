@@ -214,6 +214,7 @@ def test_ranks_that_may_run_at_once_are_read_anew(jobs: JobQueue) -> None:
             patch.setattr(module.time, "sleep", looked)
             with Supervisor(jobs, second.id, engine, slots=8) as supervisor:
                 assert supervisor.run() is LaunchState.COMPLETED
+        assert engine.num_looks >= 3
 
 
 def test_the_end_is_no_later_than_the_duration_lets_it_be(jobs: JobQueue) -> None:
