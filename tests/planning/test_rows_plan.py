@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
-from cosmati.core.method import Method
+from cosmati.core.batch import Batch
+from cosmati.core.method import Method, Position, Stage
 from cosmati.methods import EMA, CutMix, MixUp, ProgressiveResizing, SelectiveBackprop, SeqLengthWarmup
 from cosmati.planning.job import smaller
 from cosmati.planning.measuring import measure
@@ -55,6 +58,25 @@ def test_rows_are_counted_as_they_come_and_as_they_re_changed() -> None:
         plan = memory_of(mixed, ranks, "replicated")
         assert {moment["changed rows"] for moment in plan.moments.values()} == {8 // ranks * mixed.changed}
         assert plan.change["changing"] == mixed.changing - mixed.changed > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies(Method):
+    """In the second half of a run rows are copies, for which more and more is taken; their shapes stay."""
+
+    stage: ClassVar[Stage] = Stage.SHAPE
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        times = int(8 * at.elapsed)
+        return batch if times < 4 else batch.replace(input=torch.cat([batch.input] * times)[: batch.num_rows].clone())
+
+
+def test_rows_of_the_same_shapes_take_what_they_take_at_most() -> None:
+    images = 4 * 3 * 64 * 64 * 4
+    parts = measure(large(Copies()).trainer())
+    assert {(point.changed, point.changing) for point in parts.points} == {(0, 0), (images, 7 * images)}
+    plan = memory_of(parts, 8, "replicated")
+    assert (plan.commit["changed rows"], plan.change["changing"]) == (images, 6 * images)
 
 
 def test_work_is_that_of_the_point_with_most_activations() -> None:

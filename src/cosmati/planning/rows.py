@@ -42,13 +42,13 @@ class Changed(NamedTuple):
 
 
 def changed_rows(trainer: Trainer, batch: Batch) -> list[Changed]:
-    """Return a microbatch as methods leave it in the run, once for all points at which it has the same shapes.
+    """Return a microbatch as methods leave it in the run, once for all points at which it has the same form.
 
     Args:
         trainer: its clock is moved.
         batch: as it comes from the data.
     """
-    found: dict[str, Changed] = {}
+    found: dict[tuple[int, str], Changed] = {}
     for clock in _points(trainer):
         trainer.clock = clock
         with LiveBytes([*trainer.model.parameters(), *trainer.model.buffers(), *tensors_in(batch.data)]) as live:
@@ -56,10 +56,10 @@ def changed_rows(trainer: Trainer, batch: Batch) -> list[Changed]:
         own = {id(tensor.untyped_storage()) for tensor in tensors_in(batch.data)}
         storages = [tensor.untyped_storage() for tensor in tensors_in(made.data)]
         kept = sum({id(storage): storage.nbytes() for storage in storages if id(storage) not in own}.values())
-        shapes = repr([(tensor.shape, tensor.dtype) for tensor in tensors_in(made.data)])
-        known = found.get(shapes)
+        form = kept, repr([(tensor.shape, tensor.dtype) for tensor in tensors_in(made.data)])
+        known = found.get(form)
         most = live.peak if known is None else max(known.most, live.peak)
-        found[shapes] = Changed(clock, made, kept, most) if known is None else known._replace(most=most)
+        found[form] = Changed(clock, made, kept, most) if known is None else known._replace(most=most)
     return list(found.values())
 
 
