@@ -16,6 +16,8 @@ from cosmati.train.trainer import Trainer
 SUMMED = 1 << 16
 """Elements above which a tensor is compared by sums of its bits, for which PyTorch widens each element to 8 bytes."""
 _WIDE = 8
+_AT_A_TIME = 64
+"""Parts of a tensor that are widened one after another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,4 +74,6 @@ def _compared(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.numel() <= SUMMED:
         return 0
     size: int = tensor.element_size()
-    return (_WIDE * tensor.numel() if size < _WIDE else 0) + (0 if tensor.is_contiguous() else size * tensor.numel())
+    return (_WIDE * tensor.numel() // _AT_A_TIME if size < _WIDE else 0) + (
+        0 if tensor.is_contiguous() else size * tensor.numel()
+    )

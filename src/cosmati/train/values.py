@@ -33,6 +33,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 _MAX_COPIED = 1 << 16
 """Elements of the largest tensor that is compared whole; of a larger one, the sums of so many parts of its bits are."""
 _NUM_PARTS = 4096
+_TOGETHER = 64
+"""Parts that are summed at a time, since PyTorch widens all that it sums to int64."""
 _MAX_KEPT = 10_000
 """Bytes of an array, or items of a container, above which a digest stands for them: a loss may name a data set."""
 
@@ -188,5 +190,6 @@ def _bits(tensor: Tensor) -> object:
     if flat.numel() > _MAX_COPIED:
         bits = flat.view(_INTEGERS[flat.element_size()])
         whole = bits.numel() - bits.numel() % _NUM_PARTS
-        flat = torch.cat([bits[:whole].view(_NUM_PARTS, -1).sum(1, dtype=torch.int64), bits[whole:].long()])
+        parts = bits[:whole].view(_NUM_PARTS, -1).split(_TOGETHER)
+        flat = torch.cat([*(some.sum(1, dtype=torch.int64) for some in parts), bits[whole:].long()])
     return tensor.dtype, tuple(tensor.shape), flat.cpu().view(torch.uint8).numpy().tobytes()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmati import RunConfig, Trainer
 from cosmati.core.plan import Promise
 from cosmati.optim import SGD
-from cosmati.train.values import content_of, read
+from cosmati.train.values import _bits, content_of, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
@@ -173,3 +173,18 @@ def test_mappings_of_pythons_own_are_compared(make: Callable[[], Any]) -> None:
         mapping["first"] = row
     assert content_of(mapping) != before
     assert content_of(mapping) == content_of(mapping)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.bool])
+@pytest.mark.parametrize("size", [(1 << 16) + 1, 4096 * 37, 4096 * 37 + 5])
+def test_large_tensors_are_compared_by_the_sums_of_4096_parts_of_their_bits(dtype: torch.dtype, size: int) -> None:
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(1)).mul(50).to(dtype)
+    kept = tensor.numpy() if dtype is not torch.bfloat16 else tensor.view(torch.int16).numpy()
+    bits = kept.view({1: "u1", 2: "i2", 4: "i4", 8: "i8"}[tensor.element_size()]).astype("i8")
+    whole = size - size % 4096
+    expected = [*(sum(map(int, part)) for part in bits[:whole].reshape(4096, -1)), *map(int, bits[whole:])]
+    wrapped = [(value + 2**63) % 2**64 - 2**63 for value in expected]
+    assert torch.frombuffer(bytearray(_bits(tensor)[2]), dtype=torch.int64).tolist() == wrapped
+    before = _bits(tensor)
+    tensor[size - 1] = 0 if tensor[size - 1] else 1
+    assert _bits(tensor) != before
