@@ -23,7 +23,7 @@ from cosmati.train.run.result import RunResult
 from tests.launch.slurm_cluster import result_of, step_of, until
 from tests.processes import PythonProcess
 
-LOST = RuntimeError("gloo: Connection reset by peer")
+LOST = ConnectionResetError("gloo: Connection reset by peer")
 
 
 def ended(outcome: str = "completed") -> RunResult:
@@ -79,7 +79,7 @@ def test_others_that_are_lost_are_agreed_upon_anew_and_fenced_off(
 
     train_among(Agreed(0, 0, 0), train, run_folder=run, num_ranks=4)
     assert tries == 3
-    assert capsys.readouterr().err.count("Others were lost (RuntimeError: gloo") == 2
+    assert capsys.readouterr().err.count("Others were lost (ConnectionResetError: gloo") == 2
     assert (run / "epoch").read_text().startswith("2 ")
     assert (run / "ledger" / "epoch").exists()
 
