@@ -282,17 +282,20 @@ def test_a_run_that_still_trains_is_replayed_beside_it(tmp_path: Path) -> None:
     check_all(run, again("routed"), (0, 12))
 
 
-def test_ctrl_c_ends_a_replay_after_the_step(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_replay_after_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build("routed", tmp_path / "run").fit()
-    left = set(Path(tempfile.gettempdir()).glob("cosmati-replay-*"))
+    own = tmp_path / "temporary"  # others replay at the same time
+    own.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
 
     def told(step: int, _: Any) -> None:
         if step == 6:
+            assert len(list(own.glob("cosmati-replay-*"))) == 1
             os.kill(os.getpid(), signal.SIGINT)
 
     found = replayed(tmp_path / "run", 5, 12, again("routed"), told=told)
     assert (found.outcome, found.num_steps) == ("interrupted", 3)
-    assert set(Path(tempfile.gettempdir()).glob("cosmati-replay-*")) <= left
+    assert list(own.iterdir()) == []
 
 
 def test_a_loss_that_is_not_finite_any_more_is_a_difference(tmp_path: Path) -> None:
