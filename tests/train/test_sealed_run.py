@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
@@ -82,18 +83,56 @@ def secrets_of(runs: Mapping[str, Path], kind: str) -> set[float | str]:
     return found
 
 
+NUMBER = re.compile(rb"(?:0\.0*)?(\d+(?:\.\d+)?)(?:e[+-]?\d+)?")
+"""With its digits from the first one that counts."""
+
+
 def forms_of(value: float | str) -> Iterator[bytes]:
-    """Yield a value as bytes and as text: its first six digits, however many follow. A sketch is text and numbers."""
+    """Yield a value as bytes, and a sketch as text too."""
     if isinstance(value, str):
         yield from (value.encode(), b64decode(value), decode_direction(value).tobytes())
         return
     yield from (struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "df")
-    yield f"{value:.8g}".encode()[:-2]
-    yield f"{value:.8e}".encode()[:7]
 
 
 def leaks(data: bytes, values: set[float | str]) -> list[float | str]:
-    return [value for value in sorted(values, key=str) if any(form in data for form in forms_of(value))]
+    """Return the values that are told: as bytes, or as text of six digits or more, all of which are the value's.
+
+    A time in seconds has six digits in common with one of many values every now and then, and then goes on otherwise.
+    """
+    told: dict[str, list[tuple[int, float]]] = {}
+    for found in NUMBER.finditer(data):
+        if (digits := len(found[1].replace(b".", b""))) >= 6:
+            told.setdefault(f"{float(found[0]):.4e}", []).append((min(digits, 15), float(found[0])))
+
+    def is_told(value: float) -> bool:
+        near = [f"{value * (1 + shift):.4e}" for shift in (-1e-6, 0.0, 1e-6)]
+        pairs = [pair for key in {*near} for pair in told.get(key, ())]
+        own = value, struct.unpack("f", struct.pack("f", value))[0]
+        return any(abs(number - one) <= 10.0 ** (1 - digits) * abs(one) for digits, number in pairs for one in own)
+
+    return [
+        value
+        for value in sorted(values, key=str)
+        if any(form in data for form in forms_of(value)) or (not isinstance(value, str) and is_told(abs(value)))
+    ]
+
+
+def test_a_value_is_found_however_it_is_written_and_no_other_for_it() -> None:
+    secret = 0.0381230004131794
+    for text in (
+        "0.0381230004131794",
+        "0.0381230",
+        "3.81230e-02",
+        '{"x":-0.03812300}',
+        "[0.0381230004]",
+        "0.03812300041",
+    ):
+        assert leaks(text.encode(), {secret}) == [secret], text
+    for text in ("0.0381", "0.038123", "0.0381234918", "0.0381230123", "0.381230004131794", "1.0381230004", "381"):
+        assert leaks(text.encode(), {secret}) == [], text
+    assert leaks(struct.pack("<f", 0.1), {0.1}) == leaks(b"0.10000000149011612", {0.1}) == [0.1]
+    assert leaks(b"123456.5", {123456.5}) == [123456.5]
 
 
 @pytest.mark.parametrize("kind", ["mixed", "alone"])
