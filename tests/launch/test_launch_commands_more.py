@@ -51,6 +51,7 @@ def test_however_it_is_defined_a_recipe_is_one(tmp_path: Path, text: str) -> Non
         "class A:\n    def recipe(self):\n        pass\n",
         "if __name__ == '__main__':\n    recipe = make()\n    train(recipe)\n",
         "recipe.train()\n",
+        "for recipe in recipes():\n    recipe.seed = 1\n    recipes[recipe] = recipe.train()\n",
         "other = recipe\n",
         "",
     ],
@@ -66,10 +67,10 @@ def test_what_no_queue_can_hold_is_refused_at_once(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(RunError, match=r"A script's arguments are text, and 1 isn't"):
         asked_for(str(path), 1)  # type: ignore[arg-type]
-    for priority in (1 << 31, -(1 << 31), 10**20):
+    for priority in (10**9, -(10**9), 10**20):
         with pytest.raises(RunError, match=f"at most nine digits, and {priority} was given"):
             asked_for(str(path), priority=priority)
-    assert asked_for(str(path), priority=-(10**9)).priority == -(10**9)
+    assert asked_for(str(path), priority=1 - 10**9).priority == 1 - 10**9
 
 
 def test_a_job_takes_no_folder_in_which_another_queues_job_has_trained(tmp_path: Path, home: Path) -> None:
@@ -153,6 +154,17 @@ def test_what_will_say_nothing_any_more_is_not_waited_for(home: Path, follow: bo
     more = ["--follow"] if follow else []
     told = said("logs", "train-1", "--rank", "9", *more, status=1)
     assert told.rstrip().endswith("Rank 9 of train-1 has said nothing in attempt 1.")
+
+
+def test_a_rank_that_says_nothing_is_followed_to_its_end(home: Path) -> None:
+    job = resumed_job(home)
+    log = folder_of(home, job.id) / "attempt-1" / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    with JobQueue(home) as jobs:
+        jobs.move(job.id, LaunchState.RUNNING, LaunchState.COMPLETED)
+    assert said("logs", "train-1", "--follow") == ""
+    assert "Rank 0 of train-1 has said nothing in attempt 1." in said("logs", "train-1", status=1)
 
 
 def test_an_attempt_that_others_have_followed_is_not_waited_for(home: Path) -> None:

@@ -10,7 +10,7 @@ from cosmati.launch.engines import check_local
 from cosmati.launch.job import JobRequest
 from cosmati.launch.program import program_of
 
-_MOST_PRIORITY = 1 << 31
+_MOST_PRIORITY = 10**9 - 1
 
 
 def asked_for(
@@ -60,6 +60,6 @@ def checked(asked: JobRequest) -> JobRequest:
         raise RunError(f"A job has one rank at least, and {asked.ranks} were asked for. Give their number: --ranks 2.")
     if asked.retries < 0 or (asked.max_seconds is not None and asked.max_seconds <= 0):
         raise RunError("Retries can't be fewer than 0, and a duration is longer than 0 s. Leave out what has no end.")
-    if abs(asked.priority) >= _MOST_PRIORITY:
+    if abs(asked.priority) > _MOST_PRIORITY:
         raise RunError(f"A priority is a number of at most nine digits, and {asked.priority} was given: --priority 10.")
     return asked

@@ -173,7 +173,7 @@ def logs(
         queue: the queue's folder.
 
     Raises:
-        RunError: there's no such job or attempt, or it has said nothing and isn't followed, or won't any more.
+        RunError: there's no such job or attempt, or it has said nothing and isn't followed, or never began.
     """
     with JobQueue(home_of(queue)) as jobs:
         number = attempt if attempt is not None else max(0, len(jobs.attempts(job_id)) - 1)
@@ -183,7 +183,7 @@ def logs(
             latest = len(jobs.attempts(job_id)) - 1
             path = log_of(attempt_folder(jobs.home, job_id, number), rank)
             yield from words.more(path)
-            if not words.num_bytes and (has_ended or not follow):
+            if not words.num_bytes and (not follow or (has_ended and not path.exists())):
                 wait_for_it = "" if has_ended else " Wait for it: --follow."
                 raise RunError(f"Rank {rank} of {job_id} has said nothing in attempt {number}.{wait_for_it}")
             is_last = not follow or has_ended or number < latest

@@ -11,6 +11,9 @@ from cosmati.launch.engine import AttemptStanding
 from cosmati.launch.watch import RunProgress
 from cosmati.records.run import RunRecord
 
+WHOLE = ("completed", "exhausted")
+"""Outcomes of a run that has nothing left to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
@@ -40,7 +43,7 @@ def end_of(standing: AttemptStanding, progress: RunProgress, *, asked: bool) -> 
         asked: it was asked to stop.
     """
     outcome = outcome_of(progress)
-    if standing.status == 0 and outcome in ("completed", "exhausted"):
+    if standing.status == 0 and outcome in WHOLE:
         return EndedAttempt("completed")
     if asked:
         return EndedAttempt("stopped", f"it failed while it was stopped: {standing.reason}" if standing.status else "")

@@ -115,4 +115,9 @@ def _names_in(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {one.asname or one.name for one in node.names}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return {
+        one.id
+        for target in targets
+        for one in ast.walk(target)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }

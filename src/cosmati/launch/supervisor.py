@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from cosmati.errors import RunError
-from cosmati.launch.ending import EndedAttempt, end_of, outcome_of
+from cosmati.launch.ending import WHOLE, EndedAttempt, end_of, outcome_of
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, AttemptStanding, Engine
 from cosmati.launch.job import JobAttempt, LaunchedJob, attempt_folder, folder_of
 from cosmati.launch.program import of_job
@@ -269,8 +269,8 @@ class Supervisor:
         allowed = watch.silence_allowed(asked.patience, asked.min_silence_seconds, asked.start_seconds)
         if progress.silent_seconds <= allowed * self._lenience():
             return ""
-        if outcome_of(progress):
-            return ""  # its run has ended, and its program does something more
+        if outcome_of(progress) in WHOLE:
+            return ""  # its program does something more
         where = "before its first step" if progress.step is None else f"after step {progress.step}"
         return f"no step for {progress.silent_seconds:.0f} s {where}; stacks are beside its logs (rank-R.stacks)"
 

@@ -74,6 +74,5 @@ def _compared(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.numel() <= SUMMED:
         return 0
     size: int = tensor.element_size()
-    return (_WIDE * tensor.numel() // _AT_A_TIME if size < _WIDE else 0) + (
-        0 if tensor.is_contiguous() else size * tensor.numel()
-    )
+    widened = _WIDE * tensor.numel() // _AT_A_TIME if size < _WIDE else 0
+    return widened if tensor.is_contiguous() else widened + size * tensor.numel()
