@@ -89,10 +89,11 @@ class VirtualShards:
     Args:
         number: U, a power of two.
         peers: who share them; their number divides U.
+        called: the setting that says how many they are.
     """
 
-    def __init__(self, number: int, peers: Peers | None = None) -> None:
-        self.number = number
+    def __init__(self, number: int, peers: Peers | None = None, *, called: str = "virtual_shards") -> None:
+        self.number, self.called = number, f"{called}={number}"
         self.peers: Peers = peers or Alone()
         share = number // self.peers.degree
         self.own = range(self.peers.place * share, (self.peers.place + 1) * share)
@@ -134,7 +135,7 @@ class VirtualShards:
         """
         if len(parts) != len(self.own):
             msg = (
-                f"This process computes {len(self.own)} of virtual_shards={self.number} parts, and {len(parts)} are to "
+                f"This process computes {len(self.own)} of {self.called} parts, and {len(parts)} are to "
                 "be summed. Give `total` what each slice of `weights` gives, one tensor for each."
             )
             raise PlanError(msg)
@@ -154,8 +155,8 @@ class VirtualShards:
         """
         if not -tensor.ndim <= dim < tensor.ndim or tensor.shape[dim] % self.number:
             msg = (
-                f"{what} of shape {tuple(tensor.shape)} can't be cut along dimension {dim} into virtual_shards="
-                f"{self.number} equal parts. Cut along one that this number divides, or take a smaller number."
+                f"{what} of shape {tuple(tensor.shape)} can't be cut along dimension {dim} into {self.called} "
+                "equal parts. Cut along one that this number divides, or take a smaller number."
             )
             raise PlanError(msg)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from cosmati.core.clock import Time
 from cosmati.core.later import later
 from cosmati.core.named_settings import NamedSettings
+from cosmati.core.parallel_styles import Styles, named_styles
 from cosmati.errors import PlanError
 from cosmati.ledger.profile import ATTESTED, PROFILES
 from cosmati.ledger.witness_http import witness_and_url
@@ -74,6 +76,8 @@ class RunConfig(NamedSettings):
             are summed in one tree. It changes bits, and belongs to what a run is. None doesn't cut them.
         tensor_parallel: T, how many ranks share the parts of one microbatch, which changes no bit: T divides U, and the
             number of ranks is a multiple of it. One process alone computes all parts.
+        parallel_styles: for T of a model that can't compute in parts: patterns of its linear layers' names, and for
+            each `colwise` or `rowwise`, or PyTorch's objects of these. T changes bits then.
         precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
         gather_precision: `bfloat16` rounds the weights that a step's passes read, so that full sharding sends half the
             bytes for them; parameters, gradients and sums stay as they are, and evaluations read weights whole. It
@@ -136,6 +140,8 @@ class RunConfig(NamedSettings):
         "bf16": "precision='bfloat16'",
         "tensor_parallel_size": "tensor_parallel",
         "tensor_model_parallel_size": "tensor_parallel",
+        "tp_plan": "parallel_styles",
+        "parallelize_plan": "parallel_styles",
         "eval_interval": "evaluate_every",
         "eval_every": "evaluate_every",
         "check_val_every_n_epoch": "evaluate_every='{}ep'",
@@ -157,6 +163,7 @@ class RunConfig(NamedSettings):
     shard_ranks: int | None = None
     virtual_shards: int | None = later(default=None)
     tensor_parallel: int = 1
+    parallel_styles: Mapping[str, object] | Styles = later(default=())  # noqa: RUF009  (it is a field)
     precision: Precision = "float32"
     gather_precision: Precision = later(default="float32")  # noqa: RUF009  (it is a field)
     compile_blocks: bool = False
@@ -208,6 +215,7 @@ class RunConfig(NamedSettings):
             msg = f"RunConfig.sharding = {self.sharding!r} is not known. Use 'replicated', 'optimizer' or 'full'."
             raise PlanError(msg)
         self._check_shards()
+        object.__setattr__(self, "parallel_styles", named_styles(self.parallel_styles))
         self._check_parts()
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
@@ -259,11 +267,26 @@ class RunConfig(NamedSettings):
         if cut is not None and (cut < 2 or cut & (cut - 1)):
             msg = f"RunConfig.virtual_shards = {cut}; parts are summed in a binary tree. Use 2, 4, 8, ... or None."
             raise PlanError(msg)
-        if degree < 1 or (cut or 1) % degree:
+        if self.parallel_styles:
+            self._check_styles()
+        elif degree < 1 or (cut or 1) % degree:
             msg = (
                 f"RunConfig.tensor_parallel = {degree} ranks can't share virtual_shards={cut}. Take as many virtual "
-                "shards as there may ever be such ranks, or a multiple: virtual_shards=4, tensor_parallel=2."
+                "shards as there may ever be such ranks, or a multiple: virtual_shards=4, tensor_parallel=2. A model "
+                "that can't compute in parts is cut by parallel_styles."
             )
+            raise PlanError(msg)
+
+    def _check_styles(self) -> None:
+        degree = self.tensor_parallel
+        if self.virtual_shards is not None:
+            msg = (
+                "RunConfig has virtual_shards, by which a model cuts itself, and parallel_styles, by which it is cut. "
+                "Leave one out: with virtual_shards the bits don't follow from tensor_parallel."
+            )
+            raise PlanError(msg)
+        if degree < 1 or degree & (degree - 1):
+            msg = f"RunConfig.tensor_parallel = {degree}; ranks sum in a binary tree. Use 1, 2, 4, 8, ..."
             raise PlanError(msg)
 
     def _check_learning(self) -> None:

@@ -1,12 +1,14 @@
-"""A model that computes its large products in parts: what can't be cut is refused by name, and ranks get their own."""
+"""Large products in parts, by the model itself or by styles: what can't be cut is refused, and ranks get their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from torch import nn
 
 from cosmati.core.isolated import isolated_modules
+from cosmati.core.parallel_styles import cut_by_styles, named_styles
 from cosmati.core.plan import Plan, Promise
 from cosmati.core.virtual_shards import ComputesInParts, VirtualShards
 from cosmati.errors import PlanError
@@ -21,15 +23,30 @@ _METHODS = ("EMA", "GradientClipping", "LabelSmoothing", "LayerFreezing", "SAM",
 
 
 def in_parts(plan: Plan, config: RunConfig) -> Plan:
-    """Return a plan without parity where products are cut: a bare loop sums them in another order."""
-    if config.virtual_shards is None or not plan.holds(Promise.PARITY):
-        return plan
-    because = f"virtual_shards={config.virtual_shards} sums the parts of each product in a tree of its own"
-    return plan.withdraw(Promise.PARITY, because)
+    """Return a plan without what doesn't hold where products are cut: a bare loop sums them in another order."""
+    broken: tuple[Promise, ...] = ()
+    because = ""
+    if config.virtual_shards is not None:
+        broken = (Promise.PARITY,)
+        because = f"virtual_shards={config.virtual_shards} sums the parts of each product in a tree of its own"
+    elif _is_cut_by_styles(config):
+        broken = (Promise.ELASTIC, Promise.PARITY, Promise.REPLAYABLE)
+        because = (
+            f"parallel_styles cut products over tensor_parallel={config.tensor_parallel} ranks: another number of "
+            "these, and one process, have other bits (not another number of replicas)"
+        )
+    for promise in broken:
+        if plan.holds(promise):
+            plan = plan.withdraw(promise, because)
+    return plan
+
+
+def _is_cut_by_styles(config: RunConfig) -> bool:
+    return bool(config.parallel_styles) and config.tensor_parallel > 1
 
 
 def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> Parts | None:
-    """Let a model compute its large products in parts, where that is asked for.
+    """Let the ranks of a replica compute parts of a model's large products, where that is asked for.
 
     Args:
         given: what the run is made of.
@@ -44,23 +61,37 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
         PlanError: the model can't, or something of the run hasn't been tried with it; on one rank too, since a run may
             go on with more.
     """
-    number = given.config.virtual_shards
-    if number is None:
+    config, number = given.config, given.config.virtual_shards
+    if number is None and not _is_cut_by_styles(config):
         return None
-    _refuse_untried(given, model, ranks, packed=packed)
-    if not (
-        isinstance(model, ComputesInParts) and hasattr(type(model), "compute_in_parts")
-    ):  # no wrapper that lends it
-        msg = (
-            f"{type(model).__name__} can't compute its products in virtual_shards={number}: it has no "
-            "`compute_in_parts`, as the project's GPT has. Leave out virtual_shards and tensor_parallel."
-        )
-        raise PlanError(msg)
+    asked = "parallel_styles" if number is None else f"virtual_shards={number}"
+    _refuse_untried(given, model, ranks, asked, packed=packed)
     ranks.in_lockstep |= ranks.degree > 1
-    peers = ReplicaPeers(ranks)
-    shards = VirtualShards(number, peers if ranks.degree > 1 else None)
-    cut = _checked(model, shards, model.compute_in_parts(shards))
-    return Parts(peers, cut, shards) if ranks.degree > 1 else None
+    peers, is_shared = ReplicaPeers(ranks), ranks.degree > 1
+    compute: Callable[[VirtualShards | None], object]
+    alone: VirtualShards | None = None
+    told: object
+    if number is None:
+        shards = VirtualShards(config.tensor_parallel, peers if is_shared else None, called="tensor_parallel")
+        compute = partial(cut_by_styles, model, named_styles(config.parallel_styles))
+        told = compute(shards if is_shared else None)  # one process computes whole products
+    else:
+        shards = VirtualShards(number, peers if is_shared else None)
+        compute, alone = _offered_by(model, number), VirtualShards(number)
+        told = compute(shards)
+    cut = _checked(model, shards, told)
+    return Parts(peers, cut, shards, compute, alone) if is_shared else None
+
+
+def _offered_by(model: nn.Module, number: int) -> Callable[[VirtualShards | None], object]:
+    # Of its own class: a wrapper lends what it isn't.
+    if isinstance(model, ComputesInParts) and hasattr(type(model), "compute_in_parts"):
+        return model.compute_in_parts
+    msg = (
+        f"{type(model).__name__} can't compute its products in virtual_shards={number}: it has no `compute_in_parts`, "
+        "as the project's GPT has. Cut it by parallel_styles instead, or leave out virtual_shards and tensor_parallel."
+    )
+    raise PlanError(msg)
 
 
 def _checked(model: nn.Module, shards: VirtualShards, told: object) -> Mapping[str, int]:
@@ -80,14 +111,14 @@ def _checked(model: nn.Module, shards: VirtualShards, told: object) -> Mapping[s
         shards.refuse_unequal(name, parameter, dim)
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001
             msg = (
-                f"{name} has hooks, and with virtual_shards={shards.number} ranks have a part of its gradient each. "
-                "Leave them out, or virtual_shards."
+                f"{name} has hooks, and with {shards.called} ranks have a part of its gradient each. Leave them out, "
+                "or cut nothing."
             )
             raise PlanError(msg)
     return {name: dim for name, (_, dim) in cut.items()}
 
 
-def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: bool) -> None:
+def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, asked: str, *, packed: bool) -> None:
     config, device = given.config, next(model.parameters()).device
     wrong = [] if device.type == "cpu" else [f"device {device.type}"]
     wrong += [f"sharding={config.sharding!r}"] if config.sharding == "full" else []
@@ -102,7 +133,7 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
     wrong += [type(method).__name__ for method in given.methods if type(method).__name__ not in _METHODS]
     if wrong:
         msg = (
-            f"virtual_shards={config.virtual_shards} hasn't been tried with {'; '.join(dict.fromkeys(wrong))}. Leave "
-            "that out, or virtual_shards and tensor_parallel."
+            f"{asked} hasn't been tried with {'; '.join(dict.fromkeys(wrong))}. Leave that out, or "
+            f"{asked.partition('=')[0]} and tensor_parallel."
         )
         raise PlanError(msg)

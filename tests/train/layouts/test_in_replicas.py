@@ -45,7 +45,7 @@ def layout_of(peers: SecondOfTwo) -> tuple[nn.Module, InReplicas]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2), nn.Linear(2, 2))
     cut = {"0.weight": 0, "2.weight": 1, "gone.weight": 0}
-    parts = Parts(cast("ReplicaPeers", peers), cut, VirtualShards(2, peers))
+    parts = Parts(cast("ReplicaPeers", peers), cut, VirtualShards(2, peers), lambda _: cut, VirtualShards(2))
     return model, InReplicas(model, partition_parameters(model), Ranks(), len(ROUTES), parts)
 
 

@@ -66,7 +66,9 @@ def test_names_that_are_none_and_dimensions_from_the_end_are_taken() -> None:
 @pytest.mark.parametrize(("error", "is_short"), [(MemoryError(), True), (RuntimeError("another"), False)])
 def test_nothing_is_compared_where_memory_is_too_short_for_it(error: Exception, is_short: bool) -> None:
     assembly = planned(model := Own()).assembly
-    parts = Parts(ReplicaPeers(assembly.ranks), {}, shards := VirtualShards(SHARDS))
+    parts = Parts(
+        ReplicaPeers(assembly.ranks), {}, shards := VirtualShards(SHARDS), model.compute_in_parts, VirtualShards(4)
+    )
     model.compute_in_parts(shards)
     layout = InReplicas(model, assembly.regions, assembly.ranks, 2, parts)
     assembly = dataclasses.replace(assembly, layout=layout)

@@ -7,7 +7,7 @@ gradient, they're put together in each backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -31,11 +31,15 @@ class Parts(NamedTuple):
         peers: these ranks.
         cut: names of the parameters that are cut, and the dimension along which each is.
         shards: that the model was told of.
+        compute: has the model compute parts, or the whole where it's given None.
+        alone: the parts in which one process computes the same bits; None where it computes whole products, and others.
     """
 
     peers: ReplicaPeers
     cut: Mapping[str, int]
     shards: VirtualShards
+    compute: Callable[[VirtualShards | None], object]
+    alone: VirtualShards | None
 
 
 class InReplicas(Whole):
@@ -81,7 +85,7 @@ class InReplicas(Whole):
             if self.parts is None or measure or sketch is not None:
                 yield step
                 return
-            peers, cut, _ = self.parts
+            peers, cut = self.parts.peers, self.parts.cut
             with peers.putting_off({id(p.tensor): cut[p.name] for p in self.parameters if p.name in cut}):
                 self._is_put_off = True
                 try:
@@ -97,7 +101,7 @@ class InReplicas(Whole):
         """Return whole gradients, of which this rank has its own parts where the others were put off."""
         if self.parts is None or not self._is_put_off:
             return tensors
-        peers, cut, _ = self.parts
+        peers, cut = self.parts.peers, self.parts.cut
         own = {
             name: tensors[name].chunk(peers.degree, dim)[peers.place] for name, dim in cut.items() if name in tensors
         }

@@ -1,0 +1,159 @@
+"""Linear layers cut by styles: the whole layers' function and gradients, by whoever computes which features."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.nn.utils import parametrizations
+
+from cosmati.core.parallel_styles import ColwiseLinear, RowwiseLinear, cut_by_styles, named_styles
+from cosmati.core.virtual_shards import VirtualShards, compute_whole
+from cosmati.errors import PlanError
+from tests.core.test_virtual_shards import Threads
+
+STYLES = named_styles({"layers.*.up": "colwise", "layers.*.down": "rowwise"})
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, features: int, *, bias: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, features, bias=bias), nn.Linear(features, width, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.down(self.up(hidden).tanh())
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 6, features: int = 8, *, bias: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(width, features, bias=bias) for _ in range(2)])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def run(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
+    """What a model gives, and all gradients."""
+    rows = rows.clone().requires_grad_()
+    out = model(rows)
+    out.square().sum().backward()
+    assert rows.grad is not None
+    return {"out": out.detach(), "rows": rows.grad, **{n: p.grad for n, p in model.named_parameters()}}  # type: ignore[dict-item]
+
+
+def together(model: nn.Module, degree: int, rows: Tensor) -> list[dict[str, Tensor]]:
+    """What each of several ranks, as threads, gives of a model cut over them."""
+
+    def one(shards: VirtualShards) -> dict[str, Tensor]:
+        own = copy.deepcopy(model)
+        cut_by_styles(own, STYLES, VirtualShards(degree, shards.peers, called="tensor_parallel"))
+        return run(own, rows)
+
+    return Threads(degree).run(one)
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(0, 9))
+def test_every_rank_has_the_whole_models_values_and_gradients(
+    degree: int, width: int, share: int, bias: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model, rows = Model(width, degree * share, bias=bias).double(), torch.randn(3, width, dtype=torch.float64)
+    whole = run(copy.deepcopy(model), rows)
+    for found in together(model, degree, rows):
+        assert found.keys() == whole.keys()
+        for name, value in whole.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_ranks_agree_to_the_last_bit_and_another_number_of_them_does_not() -> None:
+    torch.manual_seed(0)
+    model, rows = Model(16, 64), torch.randn(5, 16)
+    two, four = together(model, 2, rows), together(model, 4, rows)
+    for found in (two, four):
+        assert all(torch.equal(one[name], found[0][name]) for one in found for name in one)
+    assert not torch.equal(two[0]["out"], four[0]["out"])
+
+
+def test_it_says_what_is_cut_and_is_put_back_with_the_plain_bits() -> None:
+    torch.manual_seed(0)
+    model, rows = Model(), torch.randn(2, 6)
+    plain = run(copy.deepcopy(model), rows)
+    names, shards = list(model.state_dict()), VirtualShards(2)
+    cut = cut_by_styles(model, STYLES, shards)
+    expected = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    assert cut == {f"layers.{index}.{name}": dim for index in range(2) for name, dim in expected.items()}
+    assert (type(model.layers[0].up), type(model.layers[0].down)) == (ColwiseLinear, RowwiseLinear)
+    assert model.layers[0].up.shards is shards
+    assert list(model.state_dict()) == names
+    assert cut_by_styles(model, STYLES, shards) == cut, "again"
+    compute_whole(model)
+    assert not any("shards" in vars(module) for module in model.modules())
+    assert {type(module) for module in model.modules()} == {Model, Layer, nn.ModuleList, nn.Linear}
+    assert all(torch.equal(value, plain[name]) for name, value in run(model, rows).items())
+    assert cut_by_styles(Model(bias=False), STYLES, None).keys() == {n for n in cut if n.endswith("weight")}
+
+
+def test_a_layer_under_two_names_is_cut_once() -> None:
+    model = Model()
+    model.layers[1].up = model.layers[0].up
+    cut = cut_by_styles(model, STYLES, VirtualShards(2))
+    assert "layers.0.up.weight" in cut
+    assert "layers.1.up.weight" not in cut
+
+
+@pytest.mark.parametrize(
+    ("styles", "said"),
+    [
+        ({"layers.*.middle": "colwise"}, r"names 'layers\.\*\.middle', and Model has no module of that name"),
+        ({"*.up": "colwise"}, r"names '\*\.up', and Model has no module"),
+        ({"layers.*": "colwise"}, r"cuts plain nn\.Linear layers, and layers\.0 is a Layer"),
+        ({"layers.0.up": "colwise", "layers.*.up": "rowwise"}, r"names layers\.0\.up twice, with two styles"),
+    ],
+)
+def test_what_names_no_linear_layer_is_refused(styles: dict[str, str], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        cut_by_styles(model := Model(), named_styles(styles), VirtualShards(2))
+    assert type(model.layers[0].up) is nn.Linear
+
+
+def test_layers_that_are_not_plain_are_refused() -> None:
+    model = Model()
+    parametrizations.weight_norm(model.layers[1].down)
+    with pytest.raises(PlanError, match=r"layers\.1\.down is a ParametrizedLinear"):
+        cut_by_styles(model, STYLES, VirtualShards(2))
+    hooked = Model()
+    hooked.layers[0].up.register_forward_hook(lambda *_: None)
+    with pytest.raises(PlanError, match=r"layers\.0\.up is a layer with hooks, which would see a part of it"):
+        cut_by_styles(hooked, STYLES, VirtualShards(2))
+
+
+def test_pytorchs_objects_are_taken_for_their_names() -> None:
+    given = {"up": ColwiseParallel(), "down": RowwiseParallel(), "other": "rowwise"}
+    assert named_styles(given) == (("up", "colwise"), ("down", "rowwise"), ("other", "rowwise"))
+    assert named_styles(named_styles(given)) == named_styles(given)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "columnwise",
+        "",
+        None,
+        ColwiseParallel(output_layouts=Replicate()),
+        RowwiseParallel(use_local_output=False),
+        SequenceParallel(),
+    ],
+)
+def test_other_styles_are_refused(style: Any) -> None:
+    with pytest.raises(PlanError, match=r"RunConfig\.parallel_styles has .* for 'up'.*'colwise' and 'rowwise'"):
+        named_styles({"up": style})

@@ -1,0 +1,284 @@
+"""One rank of the tests of parallel styles: `styles_worker.py train FOLDER CASES STOP T SHARDING`, `slips T`, `peer`.
+
+`train` runs cases, which have commas between, and rank 0 writes what came out of each as JSON; STOP 0 goes to the end.
+`slips` has each rank print, as JSON, what's said of each model that can't be cut so. `peer` has each rank print by how
+much loss and gradients differ from those of PyTorch's own `parallelize_module`, in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from cosmati.core.loss import LanguageModel
+from cosmati.core.parallel_styles import cut_by_styles, named_styles
+from cosmati.core.state import parameter_root
+from cosmati.core.virtual_shards import VirtualShards
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import PlanError
+from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
+from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
+from cosmati.methods import EMA, SAM, GradientClipping
+from cosmati.optim import AdamW, Cosine, Muon
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.policy_file import load_policy
+from cosmati.storage.atomic import create_secret
+from cosmati.train.config import RunConfig
+from cosmati.train.evaluation import Evaluation, batches
+from cosmati.train.layout.peers import ReplicaPeers
+from cosmati.train.observers import Observer
+from cosmati.train.ranks import Ranks
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from cosmati.train.trainer import Trainer
+from tests.train.elastic_worker import StopAt
+from tests.train.sharding.full_worker import standing
+from tests.train.sharding.virtual_worker import agreed
+
+STEPS, LENGTH, TOKENS, WIDTH, HEAD = 6, 10, 23, 32, 4
+ROWS = torch.randint(TOKENS, (60, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+STYLES = {
+    "blocks.*.attention.[qkv]": "colwise",
+    "blocks.*.attention.output": "rowwise",
+    "blocks.*.feed_forward.gate": ColwiseParallel(),
+    "blocks.*.feed_forward.up": ColwiseParallel(),
+    "blocks.*.feed_forward.down": RowwiseParallel(),
+}
+TAXONOMY = Taxonomy("t", "1", (("open", "free to learn from"), ("doubtful", "only near the output")))
+POLICY = """
+version: 1
+taxonomy: t
+regions:
+  near_input: {params: ["embedding.*", "blocks.0.*", "blocks.1.attention.*"]}
+  near_output: {params: "*", exclude: ["embedding.*", "blocks.0.*", "blocks.1.attention.*"]}
+rules:
+  - {class: open, weight: 1}
+  - {class: doubtful, region: near_input, weight: 0}
+  - {class: doubtful, region: near_output, weight: 0.5}
+"""
+CLIPPED = GradientClipping(clipping_type="norm", clipping_threshold=0.3)
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"optimizers": AdamW(lr=1e-2, schedule=Cosine()), "methods": [CLIPPED, EMA(half_life="3ba")]},
+    "routed": {"optimizers": AdamW(lr=1e-2), "methods": [SAM(interval=2)], "policy": True},
+    "muon": {"optimizers": [Muon(lr=0.02), AdamW(lr=1e-2)], "methods": [], "precision": "bfloat16"},
+}
+
+
+class Attention(nn.Module):
+    """Heads as wide as ever, however many a rank has: eight, and four of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, WIDTH)
+        self.k, self.v = nn.Linear(WIDTH, WIDTH // 2), nn.Linear(WIDTH, WIDTH // 2)
+        self.output = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        q, k, v = (one(hidden).unflatten(-1, (-1, HEAD)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.output(seen.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, 24, bias=False), nn.Linear(WIDTH, 24, bias=False)
+        self.down = nn.Linear(24, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(hidden)) * self.up(hidden))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.norms = nn.ModuleList([nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)])
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.dropout(self.attention(self.norms[0](hidden)))
+        return hidden + self.feed_forward(self.norms[1](hidden))
+
+
+class Llama(nn.Module):
+    """A model of somebody else's, who knows nothing of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.blocks(self.embedding(tokens)))
+
+
+class Slip(nn.Module):
+    """A feed-forward layer with something between its two products that isn't cut.
+
+    Args:
+        slip: what it is.
+    """
+
+    def __init__(self, slip: str) -> None:
+        super().__init__()
+        self.slip = slip
+        self.embedding, self.head = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        between = self.up(hidden).tanh()
+        if self.slip == "a norm":
+            between = F.rms_norm(between, between.shape[-1:])
+        elif self.slip == "draws":
+            between = F.dropout(between, 0.5, self.training)
+        elif self.slip == "a parameter":
+            between = between * self.scale
+        elif self.slip == "a fixed number of heads":
+            between = between.unflatten(-1, (4, 4)).cumsum(-1).flatten(-2)
+        return self.head(hidden + self.down(between))
+
+
+BOTH = {"up": "colwise", "down": "rowwise"}
+SLIPS = {
+    "none": BOTH,
+    "a norm": BOTH,
+    "draws": BOTH,
+    "a parameter": BOTH,
+    "a fixed number of heads": BOTH,
+    "only one": {"up": "colwise"},
+    "the other one": {"down": "rowwise"},
+}
+
+
+def make_trainer(case: str, degree: int, *, observers: Sequence[Observer] = (), **more: Any) -> Trainer:
+    """Return the trainer of a case; everything follows from fixed seeds."""
+    given, is_routed = CASES[case], "policy" in CASES[case]
+    settings: dict[str, Any] = {
+        "budget": f"{STEPS}ba",
+        "num_microbatches": 4,
+        "num_threads": 1,
+        "precision": given.get("precision", "float32"),
+        "tensor_parallel": degree,
+        "parallel_styles": STYLES,
+        "ledger": True,
+        "details_every": 2,
+        "update_norm_every": 2,
+        "direction_every": 3,
+        "digests_every": 3,
+        "checkpoint_every": "2ba",
+    }
+    torch.manual_seed(0)
+    named = {"class_ids": torch.arange(60) // 3 % 2, "class_names": ("open", "doubtful"), "tail": "pad"}
+    return Trainer(
+        Llama(),
+        LanguageModel(TOKENS),
+        InMemory(ROWS, 12, **(named if is_routed else {})),
+        optimizers=given["optimizers"],
+        methods=given["methods"],
+        policy=load_policy(POLICY) if is_routed else None,
+        taxonomy=TAXONOMY if is_routed else None,
+        evaluation=Evaluation(batches(ROWS, 25), {"loss": LanguageModel(TOKENS)}),
+        observers=observers,
+        config=RunConfig(**{**settings, **more}),
+    )
+
+
+def train(case: str, base: Path, stop: int, degree: int, sharding: str) -> dict[str, Any]:
+    """Train one case, and return digests and metrics."""
+    folder = base / case
+    private = folder / "private"
+    if os.environ.get("RANK", "0") == "0" and not private.exists():
+        private.mkdir(parents=True)  # the same for all runs, so that ledgers commit to rows alike
+        RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
+        create_secret(private / SALT_FILE, bytes(32))
+    trainer = make_trainer(case, degree, observers=[StopAt(stop)], run_folder=folder, sharding=sharding)
+    result = trainer.fit()
+    assert not dist.is_initialized() or agreed(trainer.assembly.layout)
+    last = read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+    return {
+        "withdrawn": sorted(f"{g.name}: {g.because}" for g in trainer.plan.guarantees if not g.holds),
+        "outcome": result.outcome,
+        "step": last.step,
+        "model": {name: parameter_root({name: value}).hex() for name, value in sorted(last.model.items())},
+        "state": {name: parameter_root({name: value}).hex() for name, value in sorted(last.state.items())},
+        "metrics": dict(result.metrics),
+        "ledger": standing(folder / "ledger"),
+    }
+
+
+def said_of(slip: str, degree: int) -> str:
+    """Train a model that can't be cut so; return with what it's refused."""
+    torch.manual_seed(0)
+    config = RunConfig(budget="2ba", num_microbatches=2, parallel_styles=SLIPS[slip], tensor_parallel=degree)
+    trainer = Trainer(
+        Slip(slip), LanguageModel(TOKENS), InMemory(ROWS[:16], 8), optimizers=AdamW(lr=1e-2), config=config
+    )
+    begun = parameter_root(dict(trainer.model.state_dict()))
+    try:
+        return trainer.fit().outcome
+    except PlanError as error:
+        assert parameter_root(dict(trainer.model.state_dict())) == begun, "before the first commit"
+        return str(error)
+
+
+def furthest_from_peer() -> float:
+    """Return by how much loss or any gradient differs from PyTorch's own styles, of its norm."""
+    torch.manual_seed(0)
+    model = Llama().double().eval()
+    peer = parallelize_module(
+        copy.deepcopy(model),
+        init_device_mesh("cpu", (dist.get_world_size(),)),
+        # PyTorch takes an object for each; its styles keep no state.
+        {name: {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}[how] for name, how in named_styles(STYLES)},
+    )
+    peers = ReplicaPeers(Ranks(dist.get_world_size()))
+    cut_by_styles(model, named_styles(STYLES), VirtualShards(peers.degree, peers, called="tensor_parallel"))
+    found = []
+    for one in (model, peer):
+        loss = LanguageModel(TOKENS)(one, ROWS[:4]).mean()
+        loss.backward()
+        whole = {n: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for n, p in one.named_parameters()}
+        found.append({"loss": loss.detach(), **whole})
+    ours, theirs = found
+    assert ours.keys() == theirs.keys()
+    return max(
+        float((ours[name] - theirs[name]).norm() / theirs["blocks.0.attention.q.weight"].norm()) for name in ours
+    )
+
+
+def main() -> None:
+    """Run what's asked for under one process group."""
+    torch.set_num_threads(1)
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        dist.init_process_group("gloo")
+    kind, *given = sys.argv[1:]
+    if kind == "train":
+        base, stop, degree = Path(given[0]), int(given[2]), int(given[3])
+        found = {case: train(case, base, stop, degree, given[4]) for case in given[1].split(",")}
+        if os.environ["RANK"] == "0":
+            (base / f"{stop}.json").write_text(json.dumps(found))
+    elif kind == "slips":
+        sys.stdout.write(json.dumps({slip: said_of(slip, int(given[0])) for slip in SLIPS}))
+    else:
+        sys.stdout.write(json.dumps(furthest_from_peer()))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

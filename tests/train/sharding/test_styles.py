@@ -1,0 +1,76 @@
+"""Models that are cut from outside by styles: PyTorch's own function, and the same bits from as many ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import launch_ranks
+from tests.train.sharding.styles_worker import CASES
+
+WORKER = "tests.train.sharding.styles_worker"
+QUICK = ("plain", "routed")
+
+
+def launch(
+    folder: Path,
+    ranks: tuple[int, int],
+    cases: tuple[str, ...],
+    *,
+    stop: int = 0,
+    degree: int = 0,
+    sharding: str = "replicated",
+) -> dict[str, Any]:
+    """Run cases on D replicas of T ranks, and return what came out; a degree is what's asked for instead of T."""
+    replicas, own = ranks
+    command = ["-m", WORKER, "train", folder, ",".join(cases), str(stop), str(degree or own), sharding]
+    launch_ranks(command, replicas * own)
+    return json.loads((folder / f"{stop}.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_the_function_is_that_of_pytorchs_own_styles() -> None:
+    for said in launch_ranks(["-m", WORKER, "peer"], 2):
+        assert json.loads(said) < 1e-13
+
+
+def test_bits_follow_from_the_degree_and_not_from_the_replicas_or_a_resume(tmp_path: Path) -> None:
+    whole = launch(tmp_path / "whole", (1, 2), QUICK)
+    stopped = launch(tmp_path / "other", (2, 2), QUICK, stop=3)
+    assert {one["step"] for one in stopped.values()} == {3}
+    assert launch(tmp_path / "other", (1, 2), QUICK) == whole
+    for found in whole.values():
+        told = {line.partition(":")[0] for line in found["withdrawn"]}
+        assert {"elastic", "parity", "replayable"} <= told
+
+
+def test_slips_are_refused_by_all_ranks_before_a_step() -> None:
+    begins = "With tensor_parallel=2, Slip computes something else than in one process: "
+    for said in launch_ranks(["-m", WORKER, "slips", "2"], 2):
+        found = json.loads(said)
+        assert found.pop("none") == "completed"
+        assert found["a norm"].startswith(f"{begins}the loss")
+        assert found["draws"].startswith(f"{begins}draws")
+        assert found["a parameter"].startswith(f"{begins}the gradient of scale.")
+        for slip in ("a fixed number of heads", "only one", "the other one"):
+            assert found[slip].startswith("With tensor_parallel=2 and these parallel_styles, Slip fails"), slip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 2), (1, 4)])
+def test_one_process_computes_the_same_function(tmp_path: Path, ranks: tuple[int, int]) -> None:
+    cases = tuple(CASES)
+    alone = launch(tmp_path / "alone", (1, 1), cases, degree=ranks[1])
+    found = launch(tmp_path / "several", ranks, cases)
+    for case in cases:
+        assert found[case]["metrics"] == pytest.approx(alone[case]["metrics"], rel=1e-2 if case == "muon" else 1e-4)
+        assert found[case]["model"] != alone[case]["model"], "the control: sums are taken in another order"
+        assert found[case]["withdrawn"] == alone[case]["withdrawn"]
+
+
+@pytest.mark.slow
+def test_optimizer_state_may_be_shared_out(tmp_path: Path) -> None:
+    cases = tuple(CASES)
+    assert launch(tmp_path / "a", (2, 2), cases, sharding="optimizer") == launch(tmp_path / "b", (1, 2), cases)
