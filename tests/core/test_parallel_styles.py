@@ -51,6 +51,47 @@ def run(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
     return {"out": out.detach(), "rows": rows.grad, **{n: p.grad for n, p in model.named_parameters()}}  # type: ignore[dict-item]
 
 
+class Attending(nn.Module):
+    """Three layers that read one tensor, which may change in between."""
+
+    def __init__(self, *, changes: bool = False) -> None:
+        super().__init__()
+        self.changes = changes
+        self.q, self.k, self.v, self.down = (nn.Linear(8, 8, bias=False) for _ in range(4))
+        if changes:  # who learns keeps what it has read, and nobody may change that
+            self.q.requires_grad_(False)
+            self.k.requires_grad_(False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = rows * 2
+        found = self.q(hidden) + self.k(hidden)
+        if self.changes:
+            hidden.sin_()
+        return self.down(found + self.v(hidden))
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_layers_that_read_one_tensor_sum_its_gradient_once(changes: bool) -> None:
+    styles = named_styles({"[qkv]": "colwise", "down": "rowwise"})
+    torch.manual_seed(0)
+    model, rows = Attending(changes=changes).double(), torch.randn(3, 8, dtype=torch.float64)
+    whole, threads = run(copy.deepcopy(model), rows), Threads(2)
+
+    def one(shards: VirtualShards) -> dict[str, Tensor]:
+        own = copy.deepcopy(model)
+        cut_by_styles(own, styles, VirtualShards(2, shards.peers))
+        with torch.inference_mode():
+            own(rows)
+        with torch.no_grad():
+            own(rows)
+        return run(own, rows)
+
+    for found in threads.run(one, puts_off=True):
+        for name in ("out", "rows"):
+            torch.testing.assert_close(found[name], whole[name], rtol=1e-12, atol=1e-12)
+    assert threads.num_exchanges == 3 + 1 + changes, "three forward passes, and what's read"
+
+
 def together(model: nn.Module, degree: int, rows: Tensor) -> list[dict[str, Tensor]]:
     """What each of several ranks, as threads, gives of a model cut over them."""
 
@@ -157,3 +198,46 @@ def test_pytorchs_objects_are_taken_for_their_names() -> None:
 def test_other_styles_are_refused(style: Any) -> None:
     with pytest.raises(PlanError, match=r"RunConfig\.parallel_styles has .* for 'up'.*'colwise' and 'rowwise'"):
         named_styles({"up": style})
+
+
+class Pretended:
+    """Other ranks that give what this one gives."""
+
+    place = 0
+
+    def __init__(self, degree: int) -> None:
+        self.degree = degree
+
+    def puts_off(self, parameter: int, dim: int) -> bool:
+        return True
+
+    def total(self, own: Tensor) -> Tensor:
+        return own * self.degree
+
+    def everyone(self, own: Tensor) -> list[Tensor]:
+        return [own] * self.degree
+
+
+def kept_bytes(model: nn.Module, rows: Tensor) -> int:
+    """What a backward pass would need, besides parameters."""
+    seen = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(rows).sum()
+    return sum(size for address, size in seen.items() if address not in parameters)
+
+
+def test_a_rank_keeps_its_own_features_for_backward_alone() -> None:
+    sizes, rows = [], torch.randn(32, 8)
+    for degree in (1, 2, 4, 8):
+        model = Model(8, 512)
+        if degree > 1:
+            cut_by_styles(model, STYLES, VirtualShards(degree, Pretended(degree)))
+        sizes.append(kept_bytes(model, rows))
+    own = 2 * 32 * 512 * 4  # of two layers' tanh
+    assert sizes == pytest.approx([sizes[0] - own * (1 - 1 / degree) for degree in (1, 2, 4, 8)], rel=0.01)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,15 +23,44 @@ Styles = tuple[tuple[str, str], ...]
 """Patterns of layers' names, and the style of each."""
 
 
+class _Reader:
+    """Reads for colwise layers: those that read one tensor, as query, key and value do, sum its gradient once.
+
+    Args:
+        shards: as many as there are ranks.
+    """
+
+    def __init__(self, shards: VirtualShards) -> None:
+        self._shards = shards
+        self._last: tuple[Tensor, tuple[bool, int | None], Tensor] | None = None
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        """Return itself, as the shards do."""
+        return self
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return a tensor for this rank's part; its gradient is the sum over all ranks."""
+        when = torch.is_grad_enabled(), None if tensor.is_inference() else tensor._version  # noqa: SLF001
+        if self._last is None or self._last[0] is not tensor or self._last[1] != when:
+            (own,) = self._shards.copies(tensor)
+            self._last = tensor, when, own
+        return self._last[2]
+
+    def end(self) -> None:
+        """Let go of what was read: a rowwise layer's sum follows."""
+        self._last = None
+
+
 class _CutLinear(nn.Linear):
     """A linear layer of which this rank computes a part; its parameters are whole."""
 
     shards: VirtualShards
+    reader: _Reader
 
     def compute_in_parts(self, shards: VirtualShards | None) -> Mapping[str, int]:
         """Become the plain layer again where there are no shards (see `compute_whole`)."""
         if shards is None:
-            del self.shards
+            del self.shards, self.reader
             self.__class__ = nn.Linear  # type: ignore[assignment]  # a subclass without anything more
         return {}
 
@@ -39,9 +70,9 @@ class ColwiseLinear(_CutLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute this rank's features."""
-        (own,), (weight,) = self.shards.copies(input), self.shards.weights(self.weight, 0)
+        (weight,) = self.shards.weights(self.weight, 0)
         bias = None if self.bias is None else self.shards.weights(self.bias, 0)[0]
-        return F.linear(own, weight, bias)
+        return F.linear(self.reader.read(input), weight, bias)
 
 
 class RowwiseLinear(_CutLinear):
@@ -49,6 +80,7 @@ class RowwiseLinear(_CutLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute this rank's addend, and the sum."""
+        self.reader.end()
         (weight,) = self.shards.weights(self.weight, 1)
         total = self.shards.total([F.linear(input, weight)])
         return total if self.bias is None else total + self.bias
@@ -118,13 +150,14 @@ def cut_by_styles(model: nn.Module, styles: Styles, shards: VirtualShards | None
                 msg = f"RunConfig.parallel_styles names {name} twice, with two styles. Leave one of them out."
                 raise PlanError(msg)
             cut |= {f"{name}.weight": 0, f"{name}.bias": 0} if style == "colwise" else {f"{name}.weight": 1}
+    reader = None if shards is None else _Reader(shards)
     for module in {id(one): one for one in named.values() if id(one) in kinds}.values():
         assert isinstance(module, nn.Linear), "others are refused"
         if isinstance(module, _CutLinear):
             module.compute_in_parts(None)
         if shards is not None:
             module.__class__ = kinds[id(module)]
-            vars(module)["shards"] = shards
+            vars(module).update(shards=shards, reader=reader)
     own = dict(model.named_parameters())
     return {name: dim for name, dim in cut.items() if name in own}
 
