@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -92,6 +94,20 @@ def test_layers_that_read_one_tensor_sum_its_gradient_once(changes: bool) -> Non
     assert threads.num_exchanges == 3 + 1 + changes, "three forward passes, and what's read"
 
 
+def test_what_was_read_is_let_go_of_by_the_sum_and_not_taken_again_with_a_graph() -> None:
+    layer, hidden = Layer(4, 6, bias=False), torch.ones(2, 4, requires_grad=True)
+    cut_by_styles(layer, named_styles({"up": "colwise", "down": "rowwise"}), VirtualShards(1))
+    with torch.no_grad():
+        assert not layer.up(hidden).requires_grad  # it breaks off before the sum
+    layer.up.requires_grad_(False)
+    assert layer.up(hidden).requires_grad
+    kept = weakref.ref(hidden)
+    layer(hidden)
+    del hidden
+    gc.collect()
+    assert kept() is None
+
+
 def together(model: nn.Module, degree: int, rows: Tensor) -> list[dict[str, Tensor]]:
     """What each of several ranks, as threads, gives of a model cut over them."""
 
@@ -157,6 +173,8 @@ def test_a_layer_under_two_names_is_cut_once() -> None:
     [
         ({"layers.*.middle": "colwise"}, r"names 'layers\.\*\.middle', and Model has no module of that name"),
         ({"*.up": "colwise"}, r"names '\*\.up', and Model has no module"),
+        ({"layers": "colwise"}, r"cuts plain nn\.Linear layers, and layers is a ModuleList"),
+        ({"layers.*.up.more": "colwise"}, r"has no module of that name"),
         ({"layers.*": "colwise"}, r"cuts plain nn\.Linear layers, and layers\.0 is a Layer"),
         ({"layers.0.up": "colwise", "layers.*.up": "rowwise"}, r"names layers\.0\.up twice, with two styles"),
     ],

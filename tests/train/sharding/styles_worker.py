@@ -230,7 +230,9 @@ def said_of(slip: str, degree: int) -> str:
     )
     begun = parameter_root(dict(trainer.model.state_dict()))
     try:
-        return trainer.fit().outcome
+        outcome = trainer.fit().outcome
+        kinds = type(trainer.model.up).__name__, type(trainer.model.down).__name__
+        return f"{outcome}, {', '.join(kinds)}, in lockstep: {trainer.assembly.ranks.in_lockstep}"
     except PlanError as error:
         assert parameter_root(dict(trainer.model.state_dict())) == begun, "before the first commit"
         return str(error)

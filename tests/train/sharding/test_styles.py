@@ -50,7 +50,7 @@ def test_slips_are_refused_by_all_ranks_before_a_step() -> None:
     begins = "With tensor_parallel=2, Slip computes something else than in one process: "
     for said in launch_ranks(["-m", WORKER, "slips", "2"], 2):
         found = json.loads(said)
-        assert found.pop("none") == "completed"
+        assert found.pop("none") == "completed, ColwiseLinear, RowwiseLinear, in lockstep: True", "cut as before"
         assert found["a norm"].startswith(f"{begins}the loss")
         assert found["draws"].startswith(f"{begins}draws")
         assert found["a parameter"].startswith(f"{begins}the gradient of scale.")

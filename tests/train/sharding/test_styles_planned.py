@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import LanguageModel
 from cosmati.core.plan import Promise
+from cosmati.core.virtual_shards import VirtualShards
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import CheckpointError, PlanError
 from cosmati.methods import SeqLengthWarmup
 from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
+from cosmati.train.layout.in_replicas import InReplicas, Parts
+from cosmati.train.layout.peers import ReplicaPeers
+from cosmati.train.parts_compared import refuse_unlike_parts
 from cosmati.train.trainer import Trainer
 from tests.train.sharding.styles_worker import BOTH, ROWS, TOKENS, Slip, make_trainer
 
@@ -76,6 +82,27 @@ def test_styles_are_part_of_what_a_run_is(tmp_path: Path) -> None:
 def test_what_is_not_tried_is_refused_by_name_on_one_rank_too(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(PlanError, match=f"parallel_styles hasn't been tried with {named}"):
         planned(**changed)
+
+
+def test_nothing_is_refused_where_nothing_is_cut() -> None:
+    assert planned(tensor_parallel=1, methods=[SeqLengthWarmup()]).plan
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_nothing_is_compared_where_memory_is_too_short(error: Exception) -> None:
+    assembly = planned().assembly
+    told: list[VirtualShards | None] = []
+    shards = VirtualShards(2)
+    parts = Parts(ReplicaPeers(assembly.ranks), {}, shards, told.append, None)
+    layout = InReplicas(assembly.model, assembly.regions, assembly.ranks, 2, parts)
+
+    def fails(_: Batch) -> torch.Tensor:
+        raise error
+
+    batch = Batch(ROWS, Lineage(torch.arange(len(ROWS)), torch.zeros(len(ROWS))))
+    with assembly.statistics.captured():
+        refuse_unlike_parts(dataclasses.replace(assembly, layout=layout), {"": assembly.model}, fails, batch)
+    assert told == [shards]
 
 
 def test_what_cannot_be_cut_is_refused_on_one_rank_too() -> None:

@@ -3,7 +3,8 @@
 A rank folds each run of its microbatches by itself, a whole subtree, and ranks exchange one leaf for each run. Data
 moves by all-to-all and all-gather, and additions are local and in tree order, because the order of additions inside an
 all-reduce is the backend's to choose. What is sent is what a ring sends: each rank gets W - 1 parts of its share of the
-gradients, and then the sums of the others' shares.
+gradients, and then the sums of the others' shares. Two ranks send each other all that they have, and both add: that's
+as much, at once.
 
 Gradients travel in buckets, in the same order on all ranks: while the last microbatch's backward pass runs, each bucket
 leaves as soon as all of it is there.
@@ -59,6 +60,7 @@ class RankSum:
         self._buckets = buckets
         self._keeps_share = keeps_share
         self._world = ranks.num_replicas
+        self._swaps = self._world == 2 and not keeps_share
         self._run = ranks.run or num_microbatches // self._world
         self._num_left = num_microbatches // self._world
         self._type = sum_type(tensors)
@@ -126,15 +128,23 @@ class RankSum:
             sources.append(total if is_all else memory(total, like)[start:stop])
         if runs:
             torch._foreach_copy_(runs, sources)
-        received = flat.new_empty(world * own)
         lengths, group = list(bucket.lengths), self._ranks.across
-        work = dist.all_to_all_single(received, flat, [own] * world, lengths, group=group, async_op=True)
+        got = [own] * world
+        if self._swaps:
+            lengths = got = [0 if place == self._ranks.replica else len(flat) for place in range(world)]
+        received = flat.new_empty(sum(got))
+        work = dist.all_to_all_single(received, flat, got, lengths, group=group, async_op=True)
         self._sent.append(_Sent(flat, received, work))
 
     def _land(self, *, is_last: bool = False) -> Iterator[tuple[Tensor, Tree[Tensor]]]:
         """Add what has arrived to this rank's share of the sum; yield each bucket's memory and share."""
         for (flat, received, work), shares in zip(self._sent, self._shares, strict=True):
             work.wait()
+            if self._swaps:
+                left, right = (received, flat) if self._ranks.replica else (flat, received)
+                shares.push(left.add_(right))
+                yield left, shares
+                continue
             across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
             for part in received.view(self._world, -1):
                 across.push(part)
@@ -162,15 +172,19 @@ class RankSum:
     def _gathered(self) -> dict[int, Tensor]:
         """Let each bucket's sum go round as soon as it's there."""
         group = self._ranks.across
-        works = [
-            (flat, shares, all_gather(flat, shares.root(), is_async=True, group=group))
-            for flat, shares in self._land(is_last=True)
-        ]
-        for _, _, work in works:
-            work.wait()
+        if self._swaps:
+            flats = [shares.root() for _, shares in self._land(is_last=True)]
+        else:
+            works = [
+                (flat, all_gather(flat, shares.root(), is_async=True, group=group))
+                for flat, shares in self._land(is_last=True)
+            ]
+            for _, work in works:
+                work.wait()
+            flats = [flat for flat, _ in works]
         return {
             index: laid_out(flat, self._tensors[index], place)
-            for (flat, _, _), bucket in zip(works, self._buckets, strict=True)
+            for flat, bucket in zip(flats, self._buckets, strict=True)
             for index, _, _, place in bucket.parts
         }
 
