@@ -98,9 +98,10 @@ def test_what_was_read_is_let_go_of_by_the_sum_and_not_taken_again_with_a_graph(
     layer, hidden = Layer(4, 6, bias=False), torch.ones(2, 4, requires_grad=True)
     cut_by_styles(layer, named_styles({"up": "colwise", "down": "rowwise"}), VirtualShards(1))
     with torch.no_grad():
-        assert not layer.up(hidden).requires_grad  # it breaks off before the sum
-    layer.up.requires_grad_(False)
-    assert layer.up(hidden).requires_grad
+        layer.up(hidden)  # it breaks off before the sum
+    (layer.up(hidden).sum() * 2).backward()
+    assert hidden.grad is not None
+    assert torch.equal(hidden.grad, 2 * layer.up.weight.sum(0).expand(2, 4))
     kept = weakref.ref(hidden)
     layer(hidden)
     del hidden
@@ -160,12 +161,27 @@ def test_it_says_what_is_cut_and_is_put_back_with_the_plain_bits() -> None:
     assert cut_by_styles(Model(bias=False), STYLES, None).keys() == {n for n in cut if n.endswith("weight")}
 
 
-def test_a_layer_under_two_names_is_cut_once() -> None:
+@pytest.mark.parametrize("pattern", ["layers.*.up", "layers.0.up", "layers.1.up"])
+def test_a_layer_under_two_names_is_cut_once_by_either(pattern: str) -> None:
     model = Model()
     model.layers[1].up = model.layers[0].up
-    cut = cut_by_styles(model, STYLES, VirtualShards(2))
-    assert "layers.0.up.weight" in cut
-    assert "layers.1.up.weight" not in cut
+    cut = cut_by_styles(model, named_styles({pattern: "colwise", "layers.*.down": "rowwise"}), VirtualShards(2))
+    assert {name: dim for name, dim in cut.items() if ".up." in name} == {
+        "layers.0.up.weight": 0,
+        "layers.0.up.bias": 0,
+    }
+    with pytest.raises(PlanError, match="twice, with two styles"):
+        cut_by_styles(model, named_styles({"layers.0.up": "colwise", "layers.1.up": "rowwise"}), VirtualShards(2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_autocast_leaves_the_types_of_whole_layers(bias: bool) -> None:
+    model, rows = Model(bias=bias), torch.randn(2, 6)
+    hidden = model.layers[0].up(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model.layers[0].up(rows).dtype, model.layers[0].down(hidden).dtype
+        cut_by_styles(model, STYLES, VirtualShards(1))
+        assert (model.layers[0].up(rows).dtype, model.layers[0].down(hidden).dtype) == plain
 
 
 @pytest.mark.parametrize(
@@ -190,6 +206,12 @@ def test_layers_that_are_not_plain_are_refused() -> None:
     parametrizations.weight_norm(model.layers[1].down)
     with pytest.raises(PlanError, match=r"layers\.1\.down is a ParametrizedLinear"):
         cut_by_styles(model, STYLES, VirtualShards(2))
+    patched = Model()
+    patched.layers[0].up.forward = patched.layers[0].up.forward
+    with pytest.raises(PlanError, match=r"layers\.0\.up is a layer with a `forward` of its own"):
+        cut_by_styles(patched, STYLES, VirtualShards(2))
+    with pytest.raises(PlanError, match="the model itself is a Model"):
+        cut_by_styles(patched, named_styles({"": "colwise"}), VirtualShards(2))
     hooked = Model()
     hooked.layers[0].up.register_forward_hook(lambda *_: None)
     with pytest.raises(PlanError, match=r"layers\.0\.up is a layer with hooks, which would see a part of it"):
@@ -198,8 +220,15 @@ def test_layers_that_are_not_plain_are_refused() -> None:
 
 def test_pytorchs_objects_are_taken_for_their_names() -> None:
     given = {"up": ColwiseParallel(), "down": RowwiseParallel(), "other": "rowwise"}
-    assert named_styles(given) == (("up", "colwise"), ("down", "rowwise"), ("other", "rowwise"))
+    assert named_styles(given) == (("down", "rowwise"), ("other", "rowwise"), ("up", "colwise")), "in any order"
     assert named_styles(named_styles(given)) == named_styles(given)
+    assert named_styles([["up", "colwise"]]) == (("up", "colwise"),), "as JSON has it"  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("given", ["auto", ["up", "down"], None, {1: "colwise"}, 3, [("up",)]])
+def test_what_is_no_mapping_is_told_the_form(given: Any) -> None:
+    with pytest.raises(PlanError, match=r'parallel_styles = .*Give names of layers .*"layers\.\*\.up": "colwise"'):
+        named_styles(given)
 
 
 @pytest.mark.parametrize(

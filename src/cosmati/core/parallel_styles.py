@@ -83,7 +83,9 @@ class RowwiseLinear(_CutLinear):
         self.reader.end()
         (weight,) = self.shards.weights(self.weight, 1)
         total = self.shards.total([F.linear(input, weight)])
-        return total if self.bias is None else total + self.bias
+        return (
+            total if self.bias is None else total + self.bias.to(total.dtype)
+        )  # autocast leaves a sum as wide as its widest
 
 
 _KINDS: dict[str, type[_CutLinear]] = {"colwise": ColwiseLinear, "rowwise": RowwiseLinear}
@@ -94,13 +96,21 @@ def named_styles(given: Mapping[str, object] | Sequence[tuple[str, object]]) -> 
 
     Args:
         given: patterns of layers' names, and the style of each: its name, or PyTorch's object of it, made without
-            arguments.
+            arguments. In any order.
 
     Raises:
-        PlanError: a style isn't one of these.
+        PlanError: a style isn't one of these, or what's given isn't patterns and styles.
     """
-    pairs = given.items() if isinstance(given, Mapping) else given
-    return tuple((pattern, _name_of(pattern, style)) for pattern, style in pairs)
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else [(pattern, style) for pattern, style in given]
+        asked = [(pattern.strip(), style) for pattern, style in pairs]
+    except (TypeError, ValueError, AttributeError):
+        msg = (
+            f"RunConfig.parallel_styles = {given!r:.100}. Give names of layers and a style for each: "
+            '{"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+        )
+        raise PlanError(msg) from None
+    return tuple(sorted((pattern, _name_of(pattern, style)) for pattern, style in asked))
 
 
 def _name_of(pattern: str, style: object) -> str:
@@ -137,8 +147,7 @@ def cut_by_styles(model: nn.Module, styles: Styles, shards: VirtualShards | None
     Raises:
         PlanError: a pattern names nothing, or something else than plain linear layers, or what another one names too.
     """
-    named, cut = dict(model.named_modules()), dict[str, int]()
-    kinds: dict[int, type[_CutLinear]] = {}
+    named, kinds = dict(model.named_modules(remove_duplicate=False)), dict[int, type[_CutLinear]]()
     for pattern, style in styles:
         found = [name for name in named if _is_named(name, pattern)]
         if not found:
@@ -149,17 +158,18 @@ def cut_by_styles(model: nn.Module, styles: Styles, shards: VirtualShards | None
             if kinds.setdefault(id(named[name]), _KINDS[style]) is not _KINDS[style]:
                 msg = f"RunConfig.parallel_styles names {name} twice, with two styles. Leave one of them out."
                 raise PlanError(msg)
-            cut |= {f"{name}.weight": 0, f"{name}.bias": 0} if style == "colwise" else {f"{name}.weight": 1}
     reader = None if shards is None else _Reader(shards)
+    cut = dict[int, int]()
     for module in {id(one): one for one in named.values() if id(one) in kinds}.values():
         assert isinstance(module, nn.Linear), "others are refused"
+        kind = kinds[id(module)]
+        cut |= {id(module.weight): 0, id(module.bias): 0} if kind is ColwiseLinear else {id(module.weight): 1}
         if isinstance(module, _CutLinear):
             module.compute_in_parts(None)
         if shards is not None:
-            module.__class__ = kinds[id(module)]
+            module.__class__ = kind
             vars(module).update(shards=shards, reader=reader)
-    own = dict(model.named_parameters())
-    return {name: dim for name, dim in cut.items() if name in own}
+    return {name: cut[id(parameter)] for name, parameter in model.named_parameters() if id(parameter) in cut}
 
 
 def _is_named(name: str, pattern: str) -> bool:
@@ -171,6 +181,8 @@ def _is_named(name: str, pattern: str) -> bool:
 def _refuse_uncuttable(name: str, module: nn.Module) -> None:
     why = "" if type(module) in (nn.Linear, *_KINDS.values()) else f"a {type(module).__name__}"
     why = why or ("a layer with hooks, which would see a part of it" if has_hooks(module) else "")
+    why = why or ("a layer with a `forward` of its own" if "forward" in vars(module) else "")
     if why:
-        msg = f"RunConfig.parallel_styles cuts plain nn.Linear layers, and {name} is {why}. Leave it out."
+        what = name or "the model itself"
+        msg = f"RunConfig.parallel_styles cuts plain nn.Linear layers, and {what} is {why}. Leave it out."
         raise PlanError(msg)

@@ -90,16 +90,20 @@ class VirtualShards:
         number: U, a power of two.
         peers: who share them; their number divides U.
         called: the setting that says how many they are.
+
+    Attributes:
+        kinds: types of what was summed so far.
     """
 
     def __init__(self, number: int, peers: Peers | None = None, *, called: str = "virtual_shards") -> None:
         self.number, self.called = number, f"{called}={number}"
         self.peers: Peers = peers or Alone()
+        self.kinds = set[torch.dtype]()
         share = number // self.peers.degree
         self.own = range(self.peers.place * share, (self.peers.place + 1) * share)
 
     def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        """Return itself: nothing of it changes, and a copy of a model meets the same ranks."""
+        """Return itself: a copy of a model meets the same ranks."""
         return self
 
     def copies(self, tensor: Tensor) -> tuple[Tensor, ...]:
@@ -162,6 +166,7 @@ class VirtualShards:
 
     def summed(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum over all U parts, without a gradient: taken in float32, or in float64 where they are."""
+        self.kinds.add(parts[0].dtype)
         wide = torch.promote_types(parts[0].dtype, torch.float32)
         return self.peers.total(fold([part.to(wide) for part in parts])).to(parts[0].dtype)
 

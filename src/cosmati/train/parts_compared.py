@@ -1,21 +1,25 @@
-"""Compares what a replica's ranks compute together with what each of them computes by itself, before a first step.
+"""Compares what a replica's ranks compute together with what each of them computes by itself.
 
 A model of the user's own says how it's cut (`compute_in_parts`), and a slip there shows on several ranks only: what all
 parts read without `copies`, a draw within a part, a part's shape that follows from how many a rank has. Then any bit
 that differs is a slip. A model that is cut by styles sums in another order on several ranks, so what is compared there
-is the function, as far as its precision goes.
+is the function, as far as its precision goes; and all ranks of a replica still have to come to the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from hashlib import sha256
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.core.batch import Batch, map_tensors
 from cosmati.core.state import tensor_root
+from cosmati.core.virtual_shards import VirtualShards
 from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
 from cosmati.train.cutting import shortage
@@ -23,12 +27,14 @@ from cosmati.train.held import remember
 from cosmati.train.layout.in_replicas import InReplicas, Parts
 
 NUM_ROWS = 2
-"""Of a microbatch, that are computed whole: a rank has room for a part of one."""
-_GRADIENT = "the gradient of"
-_LOSS = "the loss"
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""How far another order of a sum may lead, of a tensor's norm, by the type that products are taken in."""
-_NARROW_TOLERANCE = 5e-2
+"""Of a microbatch, that are computed whole: a rank has room for a part of one. Where so few can't be, all of them."""
+_GRADIENT, _DRAWS = "the gradient of", "draws"
+_DIGITS = 16
+"""Of a digest, that ranks tell one another."""
+_TOLERANCES = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 4e-6)}
+"""How far another order of a sum may lead, of a tensor's norm, by the type of what is summed; and how much of the
+weights is changed to see whether less moves it as far."""
+_NARROW = 5e-2, 2e-3
 _NOISE = 1e-2
 """Share of all gradients' norm below which one's own is noise: that of attention's key biases is none at all."""
 
@@ -39,11 +45,20 @@ _MEND = (
 )
 _MEND_STYLES = (
     "Between a colwise layer and the rowwise one that follows, each rank has its own features: what lies there treats "
-    "each feature or head by itself, draws nothing, folds no statistics, and has no parameters that aren't cut. Mend "
+    "each feature or head by itself, draws nothing, keeps nothing, and has no parameters that aren't cut. Mend "
     "parallel_styles"
 )
-_Compared = Callable[[Mapping[str, Any], Mapping[str, Any]], set[str]]
-"""Names what differs."""
+
+
+class _Seen(NamedTuple):
+    """What a look found, by name: digests, and the tensors themselves where only these can be compared."""
+
+    digests: Mapping[str, bytes]
+    tensors: Mapping[str, Tensor]
+
+
+_Look = Callable[[Batch, VirtualShards | None], _Seen]
+"""Computes some rows in parts, and leaves no trace."""
 
 
 def refuse_unlike_parts(
@@ -62,28 +77,9 @@ def refuse_unlike_parts(
     """
     parts = a.layout.parts if isinstance(a.layout, InReplicas) else None
     assert parts is not None, "in replicas of several ranks"
-    few = batch.select(slice(0, NUM_ROWS))
-    looked_at: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] = _tensors if parts.alone is None else _digests
-    unlike: _Compared = _far_apart(a) if parts.alone is None else _unequal
-    put_back = remember(roots)
-    differ = set[str]()
+    look = partial(_seen, a, parts, roots, objective)
     with a.generators.restored():
-        try:
-            together = looked_at(_together(a, parts, objective, few))
-            put_back()
-            parts.compute(parts.alone)
-            alone = looked_at(_computed(a, objective, few))
-            differ = unlike(together, alone)
-            if differ:
-                put_back()
-                parts.compute(parts.alone)
-                differ -= unlike(alone, looked_at(_computed(a, objective, few)))
-        except (RuntimeError, MemoryError) as error:
-            if not shortage(error):
-                raise
-        finally:
-            put_back()
-            parts.compute(parts.shards)
+        differ = _differing(a, parts, look, batch)
     everyone = {name for told in a.ranks.told_by_all({"differ": sorted(differ)}) for name in told["differ"]}
     if found := sorted(everyone, key=lambda name: (name.startswith(_GRADIENT), name)):
         more = f" and {len(found) - 3} more" if found[3:] else ""
@@ -95,12 +91,70 @@ def refuse_unlike_parts(
         raise PlanError(msg)
 
 
-def _together(a: Assembly, parts: Parts, objective: Callable[[Batch], Tensor], batch: Batch) -> Mapping[str, Tensor]:
-    """Compute with the other ranks; say what is cut where a model's shapes don't follow."""
+def _differing(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> set[str]:
+    """Return the names of what this rank finds to differ."""
+    few, alone = _alone(parts, look, batch, NUM_ROWS)
+    told = [int(one["rows"]) for one in a.ranks.told_by_all({"rows": few.num_rows if alone else 0})]
+    if alone is None or not all(told):
+        return set()  # a rank has no room for a whole model
+    if few.num_rows < max(told):
+        few, alone = _alone(parts, look, batch, max(told))
+        assert alone is not None, "it runs where others have run it"
+    together = _together(a, parts, look, few)
+    tolerance, share = _tolerance(parts.shards)
+    differ = _unequal(together, alone) if parts.alone else _far_apart(together, alone, tolerance)
+    differ |= (among := _unlike_among(a, together))
+    if differ:
+        differ -= _unequal(alone, look(few, parts.alone))  # which says nothing of parts
+    if differ - among and not parts.alone:
+        weights = a.layout.weights()
+        moved = weights.map(lambda weight: weight + share * weight.detach() * torch.randn_like(weight))
+        with a.layout.replaced(moved.tensors):
+            differ -= _far_apart(alone, look(few, None), tolerance) - among  # which less than a slip moves as far
+    return differ
+
+
+def _unlike_among(a: Assembly, seen: _Seen) -> set[str]:
+    """Return the names of what the ranks of this one's replica haven't come to alike, to the last bit."""
+    own = {name: root.hex()[:_DIGITS] for name, root in seen.digests.items()}
+    degree, place = a.ranks.degree, a.ranks.replica * a.ranks.degree
+    root = sha256(repr(sorted(own.items())).encode()).hexdigest()
+    roots = [one["root"] for one in a.ranks.told_by_all({"root": root})]
+    if all(len({*roots[start : start + degree]}) == 1 for start in range(0, len(roots), degree)):
+        return set()
+    told = a.ranks.told_by_all(own)[place : place + degree]
+    return {name for one in told for name in one.keys() | own if one.get(name) != own.get(name)}
+
+
+def _alone(parts: Parts, look: _Look, batch: Batch, num_rows: int) -> tuple[Batch, _Seen | None]:
+    """Compute some rows by this rank alone; all of them where model or loss can't take so few.
+
+    Returns:
+        These rows, and what was seen; None where memory is too short.
+    """
+    few = batch.select(slice(0, num_rows))
     try:
-        return _computed(a, objective, batch)
+        return few, look(few, parts.alone)
+    except (RuntimeError, MemoryError) as error:
+        if shortage(error):
+            return few, None
+        if few.num_rows == batch.num_rows:
+            raise
+    except Exception:
+        if few.num_rows == batch.num_rows:
+            raise
+    return _alone(parts, look, batch, batch.num_rows)
+
+
+def _together(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> _Seen:
+    """Compute with the other ranks what each has computed alone; say what is cut where a model's shapes don't follow.
+
+    Memory that's too short ends the run here: the others wait in the middle of a pass.
+    """
+    try:
+        return look(batch, parts.shards)
     except (RuntimeError, ValueError, IndexError) as error:
-        if parts.alone is not None or shortage(error):
+        if parts.alone is not None or shortage(error) or _is_of_an_exchange(error):
             raise
         msg = (
             f"With tensor_parallel={a.ranks.degree} and these parallel_styles, {type(a.model).__name__} fails: {error}"
@@ -111,11 +165,40 @@ def _together(a: Assembly, parts: Parts, objective: Callable[[Batch], Tensor], b
         raise PlanError(msg) from error
 
 
+def _is_of_an_exchange(error: BaseException) -> bool:
+    """Say whether an error comes from a collective: another rank has ended."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = "" if place is None else str(place.tb_frame.f_globals.get("__name__", ""))
+    return isinstance(error, dist.DistError) or where.startswith("torch.distributed")
+
+
+def _seen(
+    a: Assembly,
+    parts: Parts,
+    roots: Mapping[str, object],
+    objective: Callable[[Batch], Tensor],
+    batch: Batch,
+    shards: VirtualShards | None,
+) -> _Seen:
+    """Compute some rows in parts, or whole, and put everything back."""
+    put_back = remember(roots)
+    try:
+        parts.compute(shards)
+        found = _computed(a, objective, batch)
+        digests = {name: tensor_root(name, tensor) for name, tensor in found.items()}
+        return _Seen(digests, {} if parts.alone else found)
+    finally:
+        put_back()
+        parts.compute(parts.shards)
+
+
 def _computed(a: Assembly, objective: Callable[[Batch], Tensor], batch: Batch) -> dict[str, Tensor]:
-    """Return loss, gradients, BatchNorm's statistics and where the generator of draws stands, by name."""
+    """Return loss, gradients, BatchNorm's statistics, buffers and where the generator of draws stands, by name."""
     mark = a.statistics.clear()
     value = objective(Batch(map_tensors(torch.clone, batch.data), batch.lineage, batch.class_id, batch.band))
-    found = {_LOSS: value, "draws": torch.get_rng_state()}
+    found = {"the loss": value.detach(), _DRAWS: torch.get_rng_state()}
     if a.statistics.layers:
         found["statistics"] = a.statistics.read(mark)
     learning = [(p.name, p.tensor) for p in a.layout.parameters if p.tensor.requires_grad]
@@ -123,38 +206,32 @@ def _computed(a: Assembly, objective: Callable[[Batch], Tensor], batch: Batch) -
         gradients = torch.autograd.grad(value, [tensor for _, tensor in learning], allow_unused=True)
         named = zip(learning, gradients, strict=True)
         found |= {f"{_GRADIENT} {name}": gradient for (name, _), gradient in named if gradient is not None}
+    found |= {f"the buffer {name}": buffer.detach().clone() for name, buffer in a.model.named_buffers()}
     return found
 
 
-def _digests(found: Mapping[str, Tensor]) -> dict[str, bytes]:
-    return {name: tensor_root(name, tensor) for name, tensor in found.items()}
+def _unequal(one: _Seen, other: _Seen) -> set[str]:
+    """Return the names of what isn't equal to the last bit."""
+    names = one.digests.keys() | other.digests.keys()
+    return {name for name in names if one.digests.get(name) != other.digests.get(name)}
 
 
-def _unequal(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> set[str]:
-    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+def _tolerance(shards: VirtualShards) -> tuple[float, float]:
+    """Return how far sums may differ, by the narrowest type of what was summed; and by how much to change weights."""
+    found = [_TOLERANCES.get(kind, _NARROW) for kind in shards.kinds]
+    return max(found, default=_TOLERANCES[torch.float32])
 
 
-def _tensors(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in found.items()}
+def _far_apart(one: _Seen, other: _Seen, tolerance: float) -> set[str]:
+    """Return the names of the tensors that differ by more than the order of sums explains."""
+    gradients = [tensor.double().norm() for name, tensor in one.tensors.items() if name.startswith(_GRADIENT)]
+    noise = _NOISE * torch.stack(gradients).norm() if gradients else 0.0
 
+    def agree(name: str) -> bool:
+        first, second = one.tensors.get(name), other.tensors.get(name)
+        if first is None or second is None or first.shape != second.shape:
+            return False
+        about = second.double().norm() + (noise if name.startswith(_GRADIENT) else 0.0)
+        return bool((first.double() - second.double()).norm() <= (0.0 if name == _DRAWS else tolerance) * about)
 
-def _far_apart(a: Assembly) -> _Compared:
-    """Return what names the tensors that differ by more than the order of sums explains."""
-    kinds = {p.tensor.dtype for p in a.layout.parameters}
-    narrow = a.config.precision != "float32" or not kinds <= _TOLERANCES.keys()
-    tolerance = _NARROW_TOLERANCE if narrow else max(_TOLERANCES[kind] for kind in kinds)
-
-    def compared(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> set[str]:
-        gradients = [tensor.double().norm() for name, tensor in one.items() if name.startswith(_GRADIENT)]
-        noise = _NOISE * torch.stack(gradients).norm() if gradients else 0.0
-
-        def agree(name: str) -> bool:
-            if name not in one or name not in other or one[name].shape != other[name].shape:
-                return False
-            first, second = one[name].double(), other[name].double()
-            about = second.norm() + (noise if name.startswith(_GRADIENT) else 0.0)
-            return bool((first - second).norm() <= (0.0 if name == "draws" else tolerance) * about)
-
-        return {name for name in one.keys() | other.keys() if not agree(name)}
-
-    return compared
+    return {name for name in one.tensors.keys() | other.tensors.keys() if not agree(name)}

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,9 @@ class Slip(nn.Module):
         self.embedding, self.head = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("largest", torch.zeros(()))
+        if slip == "a parameter before zeros":
+            nn.init.zeros_(self.down.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embedding(tokens)
@@ -146,23 +150,58 @@ class Slip(nn.Module):
             between = F.rms_norm(between, between.shape[-1:])
         elif self.slip == "draws":
             between = F.dropout(between, 0.5, self.training)
-        elif self.slip == "a parameter":
+        elif self.slip.startswith("a parameter"):
             between = between * self.scale
+        elif self.slip == "a buffer":
+            self.largest.copy_(between.detach().amax())
         elif self.slip == "a fixed number of heads":
             between = between.unflatten(-1, (4, 4)).cumsum(-1).flatten(-2)
+        elif self.slip == "rows in fours":
+            assert len(tokens) % 4 == 0, f"{len(tokens)} rows make no fours"
         return self.head(hidden + self.down(between))
 
 
 BOTH = {"up": "colwise", "down": "rowwise"}
 SLIPS = {
     "none": BOTH,
+    "rows in fours": BOTH,
+    "its own copy": BOTH,
+    "an autocast of its own": BOTH,
     "a norm": BOTH,
     "draws": BOTH,
     "a parameter": BOTH,
+    "a parameter before zeros": BOTH,
+    "a buffer": BOTH,
     "a fixed number of heads": BOTH,
+    "fails alone too": BOTH,
     "only one": {"up": "colwise"},
     "the other one": {"down": "rowwise"},
 }
+
+
+def loss_of(slip: str, model: nn.Module) -> Any:
+    """Return the loss for a model with a slip."""
+    whole = LanguageModel(TOKENS)
+    if slip == "its own copy":  # from which it differs by rounding alone
+        return partial(distilled, teacher=copy.deepcopy(model))
+    if slip == "an autocast of its own":
+        return under_autocast
+    if slip == "fails alone too":
+        return lambda model, rows: F.linear(model(rows[:, :-1]), torch.ones(1, 99)).sum()
+    return whole
+
+
+def distilled(model: nn.Module, rows: Tensor, *, teacher: nn.Module) -> Tensor:
+    """How far a model is from another one."""
+    with torch.no_grad():
+        aim = teacher(rows[:, :-1])
+    return F.mse_loss(model(rows[:, :-1]), aim)
+
+
+def under_autocast(model: nn.Module, rows: Tensor) -> Tensor:
+    """A loss whose products are narrower than the run's precision says."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(rows[:, :-1]).float().flatten(0, 1), rows[:, 1:].flatten())
 
 
 def make_trainer(case: str, degree: int, *, observers: Sequence[Observer] = (), **more: Any) -> Trainer:
@@ -222,20 +261,20 @@ def train(case: str, base: Path, stop: int, degree: int, sharding: str) -> dict[
 
 
 def said_of(slip: str, degree: int) -> str:
-    """Train a model that can't be cut so; return with what it's refused."""
+    """Train a model that can or can't be cut so; return with what it's refused."""
     torch.manual_seed(0)
-    config = RunConfig(budget="2ba", num_microbatches=2, parallel_styles=SLIPS[slip], tensor_parallel=degree)
-    trainer = Trainer(
-        Slip(slip), LanguageModel(TOKENS), InMemory(ROWS[:16], 8), optimizers=AdamW(lr=1e-2), config=config
-    )
+    config = RunConfig(budget="4ba", num_microbatches=2, parallel_styles=SLIPS[slip], tensor_parallel=degree)
+    model, rows = Slip(slip), ROWS[:16]
+    source = InMemory(rows, 8)
+    trainer = Trainer(model, loss_of(slip, model), source, optimizers=AdamW(lr=1e-2), config=config)
     begun = parameter_root(dict(trainer.model.state_dict()))
     try:
         outcome = trainer.fit().outcome
-        kinds = type(trainer.model.up).__name__, type(trainer.model.down).__name__
-        return f"{outcome}, {', '.join(kinds)}, in lockstep: {trainer.assembly.ranks.in_lockstep}"
-    except PlanError as error:
-        assert parameter_root(dict(trainer.model.state_dict())) == begun, "before the first commit"
-        return str(error)
+    except (PlanError, RuntimeError) as error:
+        is_first = parameter_root(dict(trainer.model.state_dict())) == begun
+        return f"{type(error).__name__} after {'no' if is_first else 'some'} steps: {error}"
+    kinds = type(trainer.model.up).__name__, type(trainer.model.down).__name__
+    return f"{outcome}, {', '.join(kinds)}, in lockstep: {trainer.assembly.ranks.in_lockstep}"
 
 
 def furthest_from_peer() -> float:

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 import torch
 from torch import Tensor
 
-from cosmati.train.assembly import Assembly
-from cosmati.train.parts_compared import _far_apart
+from cosmati.core.virtual_shards import VirtualShards
+from cosmati.train.parts_compared import _far_apart, _Seen, _tolerance
 
 FLOAT32, FLOAT64, BFLOAT16 = torch.float32, torch.float64, torch.bfloat16
 
 
-def compared(one: dict[str, Tensor], other: dict[str, Tensor], *kinds: torch.dtype, precision: str = "float32") -> Any:
-    parameters = [SimpleNamespace(tensor=torch.empty(0, dtype=kind)) for kind in kinds or (FLOAT32,)]
-    run = SimpleNamespace(
-        layout=SimpleNamespace(parameters=parameters), config=SimpleNamespace(precision=precision), generators=None
-    )
-    return _far_apart(cast("Assembly", run))(one, other)
+def compared(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-3) -> set[str]:
+    return _far_apart(_Seen({}, one), _Seen({}, other), tolerance)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "precision", "tolerance"),
+    ("kinds", "expected"),
     [
-        ((FLOAT64,), "float32", 1e-9),
-        ((FLOAT32,), "float32", 1e-3),
-        ((FLOAT32, FLOAT64), "float32", 1e-3),
-        ((FLOAT32,), "bfloat16", 5e-2),
-        ((BFLOAT16, FLOAT32), "float32", 5e-2),
+        ((FLOAT64,), (1e-9, 1e-12)),
+        ((FLOAT32,), (1e-3, 4e-6)),
+        ((FLOAT32, FLOAT64), (1e-3, 4e-6)),
+        ((BFLOAT16, FLOAT32), (5e-2, 2e-3)),
+        ((), (1e-3, 4e-6)),
     ],
 )
-def test_the_tolerance_follows_from_what_products_are_taken_in(kinds: Any, precision: str, tolerance: float) -> None:
-    for name in ("the loss", "statistics", "the gradient of a"):
-        value = {name: torch.full((4,), 3.0, dtype=FLOAT64)}
-        near = {name: value[name] * (1 + 0.9 * tolerance)}
-        far = {name: value[name] * (1 + 1.1 * tolerance)}
-        assert compared(near, value, *kinds, precision=precision) == set()
-        assert compared(far, value, *kinds, precision=precision) == {name}
+def test_the_tolerance_follows_from_the_types_of_what_was_summed(
+    kinds: tuple[torch.dtype, ...], expected: tuple[float, float]
+) -> None:
+    shards = VirtualShards(2)
+    for kind in kinds:
+        shards.total([torch.ones(3, dtype=kind)] * 2)
+    assert _tolerance(shards) == expected
+
+
+@pytest.mark.parametrize("tolerance", [1e-9, 1e-3, 5e-2])
+@pytest.mark.parametrize("name", ["the loss", "statistics", "the buffer b", "the gradient of a"])
+def test_what_is_further_apart_than_sums_lead_is_named(tolerance: float, name: str) -> None:
+    value = {name: torch.full((4,), 3.0, dtype=FLOAT64)}
+    assert compared({name: value[name] * (1 + 0.9 * tolerance)}, value, tolerance) == set()
+    assert compared({name: value[name] * (1 + 1.1 * tolerance)}, value, tolerance) == {name}
 
 
 def test_a_gradient_that_is_noise_beside_the_others_is_let_be() -> None:
@@ -48,7 +49,8 @@ def test_a_gradient_that_is_noise_beside_the_others_is_let_be() -> None:
         one = {"the gradient of weight": large, "the gradient of key.bias": torch.tensor([noise])}
         other = {**one, "the gradient of key.bias": torch.tensor([0.0])}
         assert compared(one, other) == found
-    assert compared({"the loss": torch.tensor(1e-4), "the gradient of a": large}, {"the loss": torch.tensor(0.0)})
+    loss, none = ({"the loss": torch.tensor(value), "the gradient of a": large} for value in (1e-4, 0.0))
+    assert compared(loss, none) == {"the loss"}
 
 
 def test_what_one_side_has_not_and_other_shapes_and_draws_are_told_exactly() -> None:

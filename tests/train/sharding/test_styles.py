@@ -46,16 +46,30 @@ def test_bits_follow_from_the_degree_and_not_from_the_replicas_or_a_resume(tmp_p
         assert {"elastic", "parity", "replayable"} <= told
 
 
-def test_slips_are_refused_by_all_ranks_before_a_step() -> None:
-    begins = "With tensor_parallel=2, Slip computes something else than in one process: "
+SOUND = ("none", "rows in fours", "its own copy", "an autocast of its own")
+REFUSED = {
+    "a norm": ("no", "the loss"),
+    "draws": ("no", "draws"),
+    "a parameter": ("no", "the gradient of scale."),
+    "a parameter before zeros": ("some", "the gradient of scale."),  # there's none before the first step
+    "a buffer": ("no", "the buffer largest."),
+}
+
+
+def test_slips_are_refused_by_all_ranks_and_what_is_sound_is_not() -> None:
     for said in launch_ranks(["-m", WORKER, "slips", "2"], 2):
         found = json.loads(said)
-        assert found.pop("none") == "completed, ColwiseLinear, RowwiseLinear, in lockstep: True", "cut as before"
-        assert found["a norm"].startswith(f"{begins}the loss")
-        assert found["draws"].startswith(f"{begins}draws")
-        assert found["a parameter"].startswith(f"{begins}the gradient of scale.")
+        for slip in SOUND:
+            assert found[slip] == "completed, ColwiseLinear, RowwiseLinear, in lockstep: True", slip
+        for slip, (steps, what) in REFUSED.items():
+            begins = f"PlanError after {steps} steps: With tensor_parallel=2, Slip computes something else than in one"
+            assert found[slip].startswith(f"{begins} process: {what}"), slip
         for slip in ("a fixed number of heads", "only one", "the other one"):
-            assert found[slip].startswith("With tensor_parallel=2 and these parallel_styles, Slip fails"), slip
+            told = "PlanError after no steps: With tensor_parallel=2 and these parallel_styles, Slip fails"
+            assert found[slip].startswith(told), slip
+        assert found["fails alone too"].startswith("RuntimeError after no steps: mat1 and mat2 shapes"), (
+            "it isn't the styles'"
+        )
 
 
 @pytest.mark.slow

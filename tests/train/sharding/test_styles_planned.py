@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_one_process_has_the_plain_bits() -> None:
 
 def test_styles_are_part_of_what_a_run_is(tmp_path: Path) -> None:
     planned(run_folder=tmp_path).fit()
-    assert planned(run_folder=tmp_path, parallel_styles=tuple(BOTH.items())).fit().clock.step == 2
+    assert planned(run_folder=tmp_path, parallel_styles=tuple(reversed(BOTH.items()))).fit().clock.step == 2
     with pytest.raises(CheckpointError, match="parallel_styles"):
         planned(run_folder=tmp_path, parallel_styles={}, tensor_parallel=1).fit()
     plain = planned(parallel_styles={}, tensor_parallel=1).prepared.identity
@@ -89,20 +90,27 @@ def test_nothing_is_refused_where_nothing_is_cut() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_nothing_is_compared_where_memory_is_too_short(error: Exception) -> None:
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_nothing_is_compared_where_memory_is_too_short_alone_and_together_it_ends_the_run(
+    error: Exception, is_alone: bool
+) -> None:
     assembly = planned().assembly
     told: list[VirtualShards | None] = []
     shards = VirtualShards(2)
     parts = Parts(ReplicaPeers(assembly.ranks), {}, shards, told.append, None)
     layout = InReplicas(assembly.model, assembly.regions, assembly.ranks, 2, parts)
 
-    def fails(_: Batch) -> torch.Tensor:
-        raise error
+    def fails(rows: Batch) -> torch.Tensor:
+        if is_alone == (told[-1] is None):
+            raise error
+        return LanguageModel(TOKENS)(assembly.model, rows.data).mean()
 
     batch = Batch(ROWS, Lineage(torch.arange(len(ROWS)), torch.zeros(len(ROWS))))
-    with assembly.statistics.captured():
+    # The others are in the middle of an exchange then.
+    expected = nullcontext() if is_alone else pytest.raises(type(error))
+    with assembly.statistics.captured(), expected:
         refuse_unlike_parts(dataclasses.replace(assembly, layout=layout), {"": assembly.model}, fails, batch)
-    assert told == [shards]
+    assert told == [None, shards, *([] if is_alone else [shards, shards])], "cut again"
 
 
 def test_what_cannot_be_cut_is_refused_on_one_rank_too() -> None:
