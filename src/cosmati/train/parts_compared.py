@@ -29,12 +29,15 @@ from cosmati.train.layout.in_replicas import InReplicas, Parts
 NUM_ROWS = 2
 """Of a microbatch, that are computed whole: a rank has room for a part of one. Where so few can't be, all of them."""
 _GRADIENT, _DRAWS = "the gradient of", "draws"
+_SHORT, _MUTE = "short", "mute"
 _DIGITS = 16
 """Of a digest, that ranks tell one another."""
 _TOLERANCES = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 4e-6)}
 """How far another order of a sum may lead, of a tensor's norm, by the type of what is summed; and how much of the
 weights is changed to see whether less moves it as far."""
 _NARROW = 5e-2, 2e-3
+_MOVES = 4
+"""How much further than by weights that were moved a little something has to lie, to be told from noise."""
 _NOISE = 1e-2
 """Share of all gradients' norm below which one's own is noise: that of attention's key biases is none at all."""
 
@@ -51,10 +54,17 @@ _MEND_STYLES = (
 
 
 class _Seen(NamedTuple):
-    """What a look found, by name: digests, and the tensors themselves where only these can be compared."""
+    """What a look found, by name.
+
+    Attributes:
+        digests: of all of it.
+        tensors: themselves, where only these can be compared.
+        tells: some gradient isn't zero, and is finite.
+    """
 
     digests: Mapping[str, bytes]
     tensors: Mapping[str, Tensor]
+    tells: bool
 
 
 _Look = Callable[[Batch, VirtualShards | None], _Seen]
@@ -79,9 +89,8 @@ def refuse_unlike_parts(
     assert parts is not None, "in replicas of several ranks"
     look = partial(_seen, a, parts, roots, objective)
     with a.generators.restored():
-        differ = _differing(a, parts, look, batch)
-    everyone = {name for told in a.ranks.told_by_all({"differ": sorted(differ)}) for name in told["differ"]}
-    if found := sorted(everyone, key=lambda name: (name.startswith(_GRADIENT), name)):
+        found = _found(a, parts, look, batch)
+    if found:
         more = f" and {len(found) - 3} more" if found[3:] else ""
         what, mend = ("other bits", _MEND) if parts.alone else ("something else", _MEND_STYLES)
         msg = (
@@ -91,15 +100,40 @@ def refuse_unlike_parts(
         raise PlanError(msg)
 
 
-def _differing(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> set[str]:
+def _found(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> list[str]:
+    """Return the names of what any rank finds to differ in a few rows, and in all of them where there's room."""
+    found: list[str] = []
+    for num_rows in (NUM_ROWS, batch.num_rows):
+        few = batch.select(slice(0, num_rows))
+        is_all = few.num_rows == batch.num_rows
+        alone = _alone(look, parts, few, is_all=is_all)
+        told = {one["alone"] for one in a.ranks.told_by_all({"alone": "seen" if isinstance(alone, _Seen) else alone})}
+        if _SHORT in told:
+            break
+        if isinstance(alone, _Seen) and (is_all or _MUTE not in told):
+            own = sorted(_differing(a, parts, look, few, alone))
+            everyone = {name for one in a.ranks.told_by_all({"differ": own}) for name in one["differ"]}
+            found = sorted(everyone, key=lambda name: (name.startswith(_GRADIENT), name))
+            if is_all or not found:
+                break
+    return found
+
+
+def _alone(look: _Look, parts: Parts, few: Batch, *, is_all: bool) -> _Seen | str:
+    """Return what this rank sees by itself; or that it has no room, or that so few rows say nothing."""
+    try:
+        seen = look(few, parts.alone)
+    except Exception as error:
+        if shortage(error):
+            return _SHORT
+        if is_all:
+            raise
+        return _MUTE  # model or loss can't take so few
+    return seen if seen.tells or is_all else _MUTE
+
+
+def _differing(a: Assembly, parts: Parts, look: _Look, few: Batch, alone: _Seen) -> set[str]:
     """Return the names of what this rank finds to differ."""
-    few, alone = _alone(parts, look, batch, NUM_ROWS)
-    told = [int(one["rows"]) for one in a.ranks.told_by_all({"rows": few.num_rows if alone else 0})]
-    if alone is None or not all(told):
-        return set()  # a rank has no room for a whole model
-    if few.num_rows < max(told):
-        few, alone = _alone(parts, look, batch, max(told))
-        assert alone is not None, "it runs where others have run it"
     together = _together(a, parts, look, few)
     tolerance, share = _tolerance(parts.shards)
     differ = _unequal(together, alone) if parts.alone else _far_apart(together, alone, tolerance)
@@ -108,9 +142,11 @@ def _differing(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> set[str]
         differ -= _unequal(alone, look(few, parts.alone))  # which says nothing of parts
     if differ - among and not parts.alone:
         weights = a.layout.weights()
-        moved = weights.map(lambda weight: weight + share * weight.detach() * torch.randn_like(weight))
+        moved = weights.map(lambda weight: weight.detach() * (1 + share * torch.randn_like(weight)))
         with a.layout.replaced(moved.tensors):
-            differ -= _far_apart(alone, look(few, None), tolerance) - among  # which less than a slip moves as far
+            nearly = look(few, None)
+        # What so little moves as far is noise, and so is what it moves a quarter as far.
+        differ &= among | (_far_apart(together, alone, tolerance, nearly) - _far_apart(alone, nearly, tolerance))
     return differ
 
 
@@ -124,26 +160,6 @@ def _unlike_among(a: Assembly, seen: _Seen) -> set[str]:
         return set()
     told = a.ranks.told_by_all(own)[place : place + degree]
     return {name for one in told for name in one.keys() | own if one.get(name) != own.get(name)}
-
-
-def _alone(parts: Parts, look: _Look, batch: Batch, num_rows: int) -> tuple[Batch, _Seen | None]:
-    """Compute some rows by this rank alone; all of them where model or loss can't take so few.
-
-    Returns:
-        These rows, and what was seen; None where memory is too short.
-    """
-    few = batch.select(slice(0, num_rows))
-    try:
-        return few, look(few, parts.alone)
-    except (RuntimeError, MemoryError) as error:
-        if shortage(error):
-            return few, None
-        if few.num_rows == batch.num_rows:
-            raise
-    except Exception:
-        if few.num_rows == batch.num_rows:
-            raise
-    return _alone(parts, look, batch, batch.num_rows)
 
 
 def _together(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> _Seen:
@@ -188,7 +204,9 @@ def _seen(
         parts.compute(shards)
         found = _computed(a, objective, batch)
         digests = {name: tensor_root(name, tensor) for name, tensor in found.items()}
-        return _Seen(digests, {} if parts.alone else found)
+        gradients = [tensor for name, tensor in found.items() if name.startswith(_GRADIENT)]
+        tells = any(bool(one.any()) and bool(one.isfinite().all()) for one in gradients)
+        return _Seen(digests, {} if parts.alone else found, tells)
     finally:
         put_back()
         parts.compute(parts.shards)
@@ -222,16 +240,37 @@ def _tolerance(shards: VirtualShards) -> tuple[float, float]:
     return max(found, default=_TOLERANCES[torch.float32])
 
 
-def _far_apart(one: _Seen, other: _Seen, tolerance: float) -> set[str]:
-    """Return the names of the tensors that differ by more than the order of sums explains."""
-    gradients = [tensor.double().norm() for name, tensor in one.tensors.items() if name.startswith(_GRADIENT)]
+def _far_apart(one: _Seen, other: _Seen, tolerance: float, moved: _Seen | None = None) -> set[str]:
+    """Return the names of the tensors that differ by more than the order of sums explains.
+
+    Args:
+        one: seen in one order.
+        other: in another.
+        tolerance: share of a tensor's norm.
+        moved: as the other, where weights were moved a little: a difference of that kind says nothing.
+    """
+    gradients = [_norm(tensor.double()) for name, tensor in one.tensors.items() if name.startswith(_GRADIENT)]
     noise = _NOISE * torch.stack(gradients).norm() if gradients else 0.0
 
     def agree(name: str) -> bool:
-        first, second = one.tensors.get(name), other.tensors.get(name)
-        if first is None or second is None or first.shape != second.shape:
+        found = [seen.tensors.get(name) for seen in (one, other, moved or other)]
+        first, second, third = (None if tensor is None else tensor.double() for tensor in found)
+        if first is None or second is None or third is None or first.shape != second.shape:
             return False
-        about = second.double().norm() + (noise if name.startswith(_GRADIENT) else 0.0)
-        return bool((first.double() - second.double()).norm() <= (0.0 if name == _DRAWS else tolerance) * about)
+        about = _norm(second) + (noise if name.startswith(_GRADIENT) else 0.0)
+        room = 0.0 if name == _DRAWS else tolerance * about + _MOVES * _distance(third, second)
+        return bool(_distance(first, second) <= room)
 
     return {name for name in one.tensors.keys() | other.tensors.keys() if not agree(name)}
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(tensor.nan_to_num(0.0, 0.0, 0.0))
+    return norm
+
+
+def _distance(one: Tensor, other: Tensor) -> Tensor:
+    """Return the norm of a difference; what isn't finite differs from nothing that is the same."""
+    same = (one == other) | (one.isnan() & other.isnan())
+    norm: Tensor = torch.linalg.vector_norm(torch.where(same, 0.0, one - other))
+    return norm

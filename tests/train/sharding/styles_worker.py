@@ -1,8 +1,9 @@
-"""One rank of the tests of parallel styles: `styles_worker.py train FOLDER CASES STOP T SHARDING`, `slips T`, `peer`.
+"""One rank of the tests of styles: `styles_worker.py train FOLDER CASES STOP T SHARDING`, `slips T`, `peer`, `dies`.
 
 `train` runs cases, which have commas between, and rank 0 writes what came out of each as JSON; STOP 0 goes to the end.
 `slips` has each rank print, as JSON, what's said of each model that can't be cut so. `peer` has each rank print by how
-much loss and gradients differ from those of PyTorch's own `parallelize_module`, in float64.
+much loss and gradients differ from those of PyTorch's own `parallelize_module`, in float64. In `dies` the second rank
+is killed before the first step, and the other one prints what it says of that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,11 +27,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from cosmati.core.loss import LanguageModel
-from cosmati.core.parallel_styles import cut_by_styles, named_styles
+from cosmati.core.parallel_styles import ColwiseLinear, cut_by_styles, named_styles
 from cosmati.core.state import parameter_root
 from cosmati.core.virtual_shards import VirtualShards
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
+from cosmati.launch.worker import is_of_others
 from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.methods import EMA, SAM, GradientClipping
@@ -171,6 +174,8 @@ SLIPS = {
     "draws": BOTH,
     "a parameter": BOTH,
     "a parameter before zeros": BOTH,
+    "a parameter, no labels at first": BOTH,
+    "a parameter, no loss at first": BOTH,
     "a buffer": BOTH,
     "a fixed number of heads": BOTH,
     "fails alone too": BOTH,
@@ -188,7 +193,15 @@ def loss_of(slip: str, model: nn.Module) -> Any:
         return under_autocast
     if slip == "fails alone too":
         return lambda model, rows: F.linear(model(rows[:, :-1]), torch.ones(1, 99)).sum()
+    if slip.endswith("at first"):
+        return partial(of_few, fill=0.0 if "labels" in slip else torch.nan)
     return whole
+
+
+def of_few(model: nn.Module, rows: Tensor, *, fill: float) -> Tensor:
+    """A loss that the first rows of a microbatch have no part in; alone they have none."""
+    losses = F.cross_entropy(model(rows[:, :-1]).transpose(1, 2), rows[:, 1:], reduction="none").mean(1)
+    return losses[2:].mean() if losses[2:].numel() else losses.sum() * fill
 
 
 def distilled(model: nn.Module, rows: Tensor, *, teacher: nn.Module) -> Tensor:
@@ -277,6 +290,27 @@ def said_of(slip: str, degree: int) -> str:
     return f"{outcome}, {', '.join(kinds)}, in lockstep: {trainer.assembly.ranks.in_lockstep}"
 
 
+class Dies(Slip):
+    """The second rank ends, or breaks off, where it first computes a part."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if isinstance(self.up, ColwiseLinear) and dist.get_rank():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(tokens)
+
+
+def loses_the_other() -> str:
+    """Return what a rank says that loses the other one before the first step."""
+    config = RunConfig(budget="4ba", num_microbatches=2, parallel_styles=BOTH, tensor_parallel=2)
+    trainer = Trainer(
+        Dies("none"), LanguageModel(TOKENS), InMemory(ROWS[:16], 8), optimizers=AdamW(lr=1e-2), config=config
+    )
+    try:
+        return trainer.fit().outcome
+    except (PlanError, RuntimeError) as error:
+        return f"{type(error).__name__}, of others: {is_of_others(error)}"
+
+
 def furthest_from_peer() -> float:
     """Return by how much loss or any gradient differs from PyTorch's own styles, of its norm."""
     torch.manual_seed(0)
@@ -313,6 +347,10 @@ def main() -> None:
         found = {case: train(case, base, stop, degree, given[4]) for case in given[1].split(",")}
         if os.environ["RANK"] == "0":
             (base / f"{stop}.json").write_text(json.dumps(found))
+    elif kind == "dies":
+        sys.stdout.write(loses_the_other())
+        sys.stdout.flush()
+        os._exit(0)  # there's no group left to be left
     elif kind == "slips":
         sys.stdout.write(json.dumps({slip: said_of(slip, int(given[0])) for slip in SLIPS}))
     else:

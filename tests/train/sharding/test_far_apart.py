@@ -13,7 +13,7 @@ FLOAT32, FLOAT64, BFLOAT16 = torch.float32, torch.float64, torch.bfloat16
 
 
 def compared(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-3) -> set[str]:
-    return _far_apart(_Seen({}, one), _Seen({}, other), tolerance)
+    return _far_apart(_Seen({}, one, True), _Seen({}, other, True), tolerance)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,21 @@ def test_what_one_side_has_not_and_other_shapes_and_draws_are_told_exactly() -> 
     moved = draws.clone()
     moved[7] += 1
     assert compared({"draws": moved}, {"draws": draws}) == {"draws"}
+
+
+def test_what_moves_as_far_by_itself_says_nothing() -> None:
+    name = "the gradient of a"
+    one, other = _Seen({}, {name: torch.tensor([1.0])}, True), _Seen({}, {name: torch.tensor([0.5])}, True)
+    for by, expected in ((0.0, {name}), (0.1, {name}), (0.2, set[str]())):
+        moved = _Seen({}, {name: torch.tensor([0.5 - by])}, True)
+        assert _far_apart(one, other, 1e-3, moved) == expected
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_alike_where_it_is_the_same(odd: float) -> None:
+    for name in ("the loss", "the gradient of a"):
+        value = {name: torch.tensor([odd, 1.0])}
+        assert compared(value, {name: torch.tensor([odd, 1.0])}) == set()
+        assert compared(value, {name: torch.tensor([2.0, 1.0])}) == {name}
+        assert compared({name: torch.tensor([2.0, 1.0])}, value) == {name}
+        assert compared(value, {name: torch.tensor([odd, 1.1])}) == {name}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import launch_ranks
+from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding.styles_worker import CASES
 
 WORKER = "tests.train.sharding.styles_worker"
@@ -52,6 +53,8 @@ REFUSED = {
     "draws": ("no", "draws"),
     "a parameter": ("no", "the gradient of scale."),
     "a parameter before zeros": ("some", "the gradient of scale."),  # there's none before the first step
+    "a parameter, no labels at first": ("no", "the gradient of scale."),
+    "a parameter, no loss at first": ("no", "the gradient of scale."),
     "a buffer": ("no", "the buffer largest."),
 }
 
@@ -70,6 +73,18 @@ def test_slips_are_refused_by_all_ranks_and_what_is_sound_is_not() -> None:
         assert found["fails alone too"].startswith("RuntimeError after no steps: mat1 and mat2 shapes"), (
             "it isn't the styles'"
         )
+
+
+def test_a_rank_that_is_lost_while_ranks_are_compared_is_not_blamed_on_the_plan() -> None:
+    first, second = begin_ranks(["-m", WORKER, "dies"], 2)
+    try:
+        assert second.communicate(120) == ("", "")
+        said, errors = first.communicate(120)
+    finally:
+        first.kill()
+        second.kill()
+    assert second.wait() == -signal.SIGKILL
+    assert said.endswith(", of others: True"), (said, errors)
 
 
 @pytest.mark.slow
