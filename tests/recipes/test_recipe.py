@@ -172,6 +172,17 @@ def test_the_text_speaks_of_virtual_shards_where_there_are_any_and_never_of_rank
     assert cut.with_settings({"config.tensor_parallel": 2}).text == cut.text
 
 
+@pytest.mark.parametrize("other", [{"virtual_shards": 4}, {"parallel_styles": {"*": "colwise"}}])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_settings_that_go_together_only_come_in_any_order(other: dict[str, object], is_first: bool) -> None:
+    cut = {f"config.{name}": value for name, value in other.items()}
+    degree = {"config.tensor_parallel": 2}
+    recipe = small().with_settings(cut | degree if is_first else degree | cut)
+    assert recipe.config.tensor_parallel == 2
+    with pytest.raises(PlanError, match=r"config\.tensor_parallel=2: .*can't share virtual_shards=None"):
+        small().with_settings({**degree, "config.seed": 3})
+
+
 def test_the_text_of_a_partial_is_the_same_in_every_process() -> None:
     first, second = (small(data=partial(InMemory, rows_per_step=size)).text for size in (4, 8))
     assert '"data": "InMemory(rows_per_step=4)"' in first

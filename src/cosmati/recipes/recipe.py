@@ -119,9 +119,18 @@ class Recipe:
         Raises:
             PlanError: no such setting, or a value that it can't have.
         """
-        recipe = self
-        for name, value in settings.items():
-            recipe = _changed(recipe, name.split("."), value, name)
+        recipe, left = self, dict(settings)
+        while left:
+            # Some go together only: what isn't possible yet may be, once the others have changed.
+            errors = dict[str, PlanError]()
+            for name, value in left.items():
+                try:
+                    recipe = _changed(recipe, name.split("."), value, name)
+                except PlanError as error:
+                    errors[name] = error
+            if len(errors) == len(left):
+                raise next(iter(errors.values()))
+            left = {name: left[name] for name in errors}
         return recipe
 
     @property
