@@ -136,18 +136,17 @@ def _differing(a: Assembly, parts: Parts, look: _Look, few: Batch, alone: _Seen)
     """Return the names of what this rank finds to differ."""
     together = _together(a, parts, look, few)
     tolerance, share = _tolerance(parts.shards)
-    differ = _unequal(together, alone) if parts.alone else _far_apart(together, alone, tolerance)
-    differ |= (among := _unlike_among(a, together))
-    if differ:
-        differ -= _unequal(alone, look(few, parts.alone))  # which says nothing of parts
-    if differ - among and not parts.alone:
+    apart = _unequal(together, alone) if parts.alone else _far_apart(together, alone, tolerance)
+    among = _unlike_among(a, together)
+    if apart or among:
+        moving = _unequal(alone, look(few, parts.alone))  # which says nothing of parts
+        apart, among = apart - moving, among - moving
+    if apart and not parts.alone:
         weights = a.layout.weights()
         moved = weights.map(lambda weight: weight.detach() * (1 + share * torch.randn_like(weight)))
         with a.layout.replaced(moved.tensors):
-            nearly = look(few, None)
-        # What so little moves as far is noise, and so is what it moves a quarter as far.
-        differ &= among | (_far_apart(together, alone, tolerance, nearly) - _far_apart(alone, nearly, tolerance))
-    return differ
+            apart &= _far_apart(together, alone, tolerance, look(few, None))
+    return apart | among
 
 
 def _unlike_among(a: Assembly, seen: _Seen) -> set[str]:

@@ -159,9 +159,12 @@ class Slip(nn.Module):
             self.largest.copy_(between.detach().amax())
         elif self.slip == "a fixed number of heads":
             between = between.unflatten(-1, (4, 4)).cumsum(-1).flatten(-2)
+        elif self.slip == "odd in two rows" and len(tokens) == 2 and isinstance(self.up, ColwiseLinear):
+            between = between * 2
         elif self.slip == "rows in fours":
             assert len(tokens) % 4 == 0, f"{len(tokens)} rows make no fours"
-        return self.head(hidden + self.down(between))
+        added = self.down(between)
+        return self.head(hidden + (1e-6 * added if self.slip == "a parameter of little weight" else added))
 
 
 BOTH = {"up": "colwise", "down": "rowwise"}
@@ -170,10 +173,13 @@ SLIPS = {
     "rows in fours": BOTH,
     "its own copy": BOTH,
     "an autocast of its own": BOTH,
+    "standardised over rows": BOTH,
+    "odd in two rows": BOTH,
     "a norm": BOTH,
     "draws": BOTH,
     "a parameter": BOTH,
     "a parameter before zeros": BOTH,
+    "a parameter of little weight": BOTH,
     "a parameter, no labels at first": BOTH,
     "a parameter, no loss at first": BOTH,
     "a buffer": BOTH,
@@ -191,6 +197,8 @@ def loss_of(slip: str, model: nn.Module) -> Any:
         return partial(distilled, teacher=copy.deepcopy(model))
     if slip == "an autocast of its own":
         return under_autocast
+    if slip == "standardised over rows":
+        return standardised
     if slip == "fails alone too":
         return lambda model, rows: F.linear(model(rows[:, :-1]), torch.ones(1, 99)).sum()
     if slip.endswith("at first"):
@@ -202,6 +210,13 @@ def of_few(model: nn.Module, rows: Tensor, *, fill: float) -> Tensor:
     """A loss that the first rows of a microbatch have no part in; alone they have none."""
     losses = F.cross_entropy(model(rows[:, :-1]).transpose(1, 2), rows[:, 1:], reduction="none").mean(1)
     return losses[2:].mean() if losses[2:].numel() else losses.sum() * fill
+
+
+def standardised(model: nn.Module, rows: Tensor) -> Tensor:
+    """Barlow Twins' correlations: of two rows nothing is left but which has more, and their gradients are noise."""
+    pooled = model(rows[:, :-1]).mean(1)
+    scaled = (pooled - pooled.mean(0)) / (pooled.std(0) + 1e-6)
+    return (scaled.T @ scaled / len(scaled) - torch.eye(TOKENS)).square().sum()
 
 
 def distilled(model: nn.Module, rows: Tensor, *, teacher: nn.Module) -> Tensor:

@@ -47,12 +47,13 @@ def test_bits_follow_from_the_degree_and_not_from_the_replicas_or_a_resume(tmp_p
         assert {"elastic", "parity", "replayable"} <= told
 
 
-SOUND = ("none", "rows in fours", "its own copy", "an autocast of its own")
+SOUND = ("none", "rows in fours", "its own copy", "an autocast of its own", "standardised over rows", "odd in two rows")
 REFUSED = {
     "a norm": ("no", "the loss"),
     "draws": ("no", "draws"),
     "a parameter": ("no", "the gradient of scale."),
     "a parameter before zeros": ("some", "the gradient of scale."),  # there's none before the first step
+    "a parameter of little weight": ("no", "the gradient of scale."),
     "a parameter, no labels at first": ("no", "the gradient of scale."),
     "a parameter, no loss at first": ("no", "the gradient of scale."),
     "a buffer": ("no", "the buffer largest."),

@@ -141,9 +141,8 @@ class RankSum:
         for (flat, received, work), shares in zip(self._sent, self._shares, strict=True):
             work.wait()
             if self._swaps:
-                left, right = (received, flat) if self._ranks.replica else (flat, received)
-                shares.push(left.add_(right))
-                yield left, shares
+                shares.push(flat.add_(received))  # the other way round has the same bits
+                yield flat, shares
                 continue
             across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
             for part in received.view(self._world, -1):
