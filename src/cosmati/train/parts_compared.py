@@ -103,9 +103,8 @@ def refuse_unlike_parts(
 def _found(a: Assembly, parts: Parts, look: _Look, batch: Batch) -> list[str]:
     """Return the names of what any rank finds to differ in a few rows, and in all of them where there's room."""
     found: list[str] = []
-    for num_rows in (NUM_ROWS, batch.num_rows):
-        few = batch.select(slice(0, num_rows))
-        is_all = few.num_rows == batch.num_rows
+    for is_all in (False, True):  # on all ranks alike, whose microbatches may have unlike numbers of rows
+        few = batch if is_all else batch.select(slice(0, NUM_ROWS))
         alone = _alone(look, parts, few, is_all=is_all)
         told = {one["alone"] for one in a.ranks.told_by_all({"alone": "seen" if isinstance(alone, _Seen) else alone})}
         if _SHORT in told:
