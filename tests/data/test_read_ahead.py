@@ -183,8 +183,9 @@ def test_workers_leave_fetching_to_the_process_that_forked_them(
     plain, log = Remote.fetch, tmp_path / "fetched"
 
     def fetch(self: Remote, path: str, to: IO[bytes], *, num_bytes: int | None = None) -> None:
-        with log.open("a") as lines:
-            lines.write(f"{os.getpid()} {path}\n")
+        if self.url.startswith(server.url):  # what another test has left under way may still ask its own
+            with log.open("a") as lines:
+                lines.write(f"{os.getpid()} {path}\n")
         plain(self, path, to, num_bytes=num_bytes)
 
     monkeypatch.setattr(Remote, "fetch", fetch)
