@@ -3,7 +3,7 @@
 `train` runs cases, which have commas between, and rank 0 writes what came out of each as JSON; STOP 0 goes to the end.
 `slips` has each rank print, as JSON, what's said of each model that can't be cut so. `peer` has each rank print by how
 much loss and gradients differ from those of PyTorch's own `parallelize_module`, in float64. In `dies` the second rank
-is killed before the first step, and the other one prints what it says of that.
+is killed before the first step, and the other one prints what it says of that. DIES_AT is as for `virtual_worker`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
 from tests.train.sharding.full_worker import standing
-from tests.train.sharding.virtual_worker import agreed
+from tests.train.sharding.virtual_worker import agreed, die_at
 
 STEPS, LENGTH, TOKENS, WIDTH, HEAD = 6, 10, 23, 32, 4
 ROWS = torch.randint(TOKENS, (60, LENGTH + 1), generator=torch.Generator().manual_seed(1))
@@ -356,6 +356,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
+    if "DIES_AT" in os.environ:
+        die_at(*map(int, os.environ["DIES_AT"].split()))
     kind, *given = sys.argv[1:]
     if kind == "train":
         base, stop, degree = Path(given[0]), int(given[2]), int(given[3])

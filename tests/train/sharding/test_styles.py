@@ -104,3 +104,23 @@ def test_one_process_computes_the_same_function(tmp_path: Path, ranks: tuple[int
 def test_optimizer_state_may_be_shared_out(tmp_path: Path) -> None:
     cases = tuple(CASES)
     assert launch(tmp_path / "a", (2, 2), cases, sharding="optimizer") == launch(tmp_path / "b", (1, 2), cases)
+
+
+@pytest.mark.slow
+def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    command = ["-m", WORKER, "train", tmp_path / "killed", "routed", "0", "2", "replicated"]
+    ranks = begin_ranks(command, 4, DIES_AT="2 150")
+    try:
+        ranks[2].communicate(120)
+        for rank in (ranks[0], ranks[1], ranks[3]):
+            rank.communicate(60)
+        ended = [rank.wait() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ended[2] == -signal.SIGKILL
+    assert all(ended[rank] not in (0, -signal.SIGKILL) for rank in (0, 1, 3))
+    kept = sorted(path.name for path in (tmp_path / "killed" / "routed" / "checkpoints").glob("step-*"))
+    assert kept[-1] in ("step-00000002", "step-00000004"), "in mid-run"
+    found = launch(tmp_path / "killed", (1, 2), ("routed",))
+    assert found == launch(tmp_path / "whole", (2, 2), ("routed",))
