@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.nn.utils import parametrizations
 
-from cosmati.core.parallel_styles import ColwiseLinear, RowwiseLinear, cut_by_styles, named_styles
+from cosmati.core.parallel_styles import ColwiseLinear, RowwiseLinear, StyledShards, cut_by_styles, named_styles
 from cosmati.core.virtual_shards import VirtualShards, compute_whole
 from cosmati.errors import PlanError
 from tests.core.test_virtual_shards import Threads
@@ -81,7 +81,7 @@ def test_layers_that_read_one_tensor_sum_its_gradient_once(changes: bool) -> Non
 
     def one(shards: VirtualShards) -> dict[str, Tensor]:
         own = copy.deepcopy(model)
-        cut_by_styles(own, styles, VirtualShards(2, shards.peers))
+        cut_by_styles(own, styles, StyledShards(2, shards.peers))
         with torch.inference_mode():
             own(rows)
         with torch.no_grad():
@@ -96,7 +96,7 @@ def test_layers_that_read_one_tensor_sum_its_gradient_once(changes: bool) -> Non
 
 def test_what_was_read_is_let_go_of_by_the_sum_and_not_taken_again_with_a_graph() -> None:
     layer, hidden = Layer(4, 6, bias=False), torch.ones(2, 4, requires_grad=True)
-    cut_by_styles(layer, named_styles({"up": "colwise", "down": "rowwise"}), VirtualShards(1))
+    cut_by_styles(layer, named_styles({"up": "colwise", "down": "rowwise"}), StyledShards(1))
     with torch.no_grad():
         layer.up(hidden)  # it breaks off before the sum
     (layer.up(hidden).sum() * 2).backward()
@@ -114,7 +114,7 @@ def together(model: nn.Module, degree: int, rows: Tensor) -> list[dict[str, Tens
 
     def one(shards: VirtualShards) -> dict[str, Tensor]:
         own = copy.deepcopy(model)
-        cut_by_styles(own, STYLES, VirtualShards(degree, shards.peers, called="tensor_parallel"))
+        cut_by_styles(own, STYLES, StyledShards(degree, shards.peers))
         return run(own, rows)
 
     return Threads(degree).run(one)
@@ -146,7 +146,7 @@ def test_it_says_what_is_cut_and_is_put_back_with_the_plain_bits() -> None:
     torch.manual_seed(0)
     model, rows = Model(), torch.randn(2, 6)
     plain = run(copy.deepcopy(model), rows)
-    names, shards = list(model.state_dict()), VirtualShards(2)
+    names, shards = list(model.state_dict()), StyledShards(2)
     cut = cut_by_styles(model, STYLES, shards)
     expected = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
     assert cut == {f"layers.{index}.{name}": dim for index in range(2) for name, dim in expected.items()}
@@ -165,13 +165,13 @@ def test_it_says_what_is_cut_and_is_put_back_with_the_plain_bits() -> None:
 def test_a_layer_under_two_names_is_cut_once_by_either(pattern: str) -> None:
     model = Model()
     model.layers[1].up = model.layers[0].up
-    cut = cut_by_styles(model, named_styles({pattern: "colwise", "layers.*.down": "rowwise"}), VirtualShards(2))
+    cut = cut_by_styles(model, named_styles({pattern: "colwise", "layers.*.down": "rowwise"}), StyledShards(2))
     assert {name: dim for name, dim in cut.items() if ".up." in name} == {
         "layers.0.up.weight": 0,
         "layers.0.up.bias": 0,
     }
     with pytest.raises(PlanError, match="twice, with two styles"):
-        cut_by_styles(model, named_styles({"layers.0.up": "colwise", "layers.1.up": "rowwise"}), VirtualShards(2))
+        cut_by_styles(model, named_styles({"layers.0.up": "colwise", "layers.1.up": "rowwise"}), StyledShards(2))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -180,7 +180,7 @@ def test_autocast_leaves_the_types_of_whole_layers(bias: bool) -> None:
     hidden = model.layers[0].up(rows)
     with torch.autocast("cpu", torch.bfloat16):
         plain = model.layers[0].up(rows).dtype, model.layers[0].down(hidden).dtype
-        cut_by_styles(model, STYLES, VirtualShards(1))
+        cut_by_styles(model, STYLES, StyledShards(1))
         assert (model.layers[0].up(rows).dtype, model.layers[0].down(hidden).dtype) == plain
 
 
@@ -197,7 +197,7 @@ def test_autocast_leaves_the_types_of_whole_layers(bias: bool) -> None:
 )
 def test_what_names_no_linear_layer_is_refused(styles: dict[str, str], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        cut_by_styles(model := Model(), named_styles(styles), VirtualShards(2))
+        cut_by_styles(model := Model(), named_styles(styles), StyledShards(2))
     assert type(model.layers[0].up) is nn.Linear
 
 
@@ -205,17 +205,17 @@ def test_layers_that_are_not_plain_are_refused() -> None:
     model = Model()
     parametrizations.weight_norm(model.layers[1].down)
     with pytest.raises(PlanError, match=r"layers\.1\.down is a ParametrizedLinear"):
-        cut_by_styles(model, STYLES, VirtualShards(2))
+        cut_by_styles(model, STYLES, StyledShards(2))
     patched = Model()
     patched.layers[0].up.forward = patched.layers[0].up.forward
     with pytest.raises(PlanError, match=r"layers\.0\.up is a layer with a `forward` of its own"):
-        cut_by_styles(patched, STYLES, VirtualShards(2))
+        cut_by_styles(patched, STYLES, StyledShards(2))
     with pytest.raises(PlanError, match="the model itself is a Model"):
-        cut_by_styles(patched, named_styles({"": "colwise"}), VirtualShards(2))
+        cut_by_styles(patched, named_styles({"": "colwise"}), StyledShards(2))
     hooked = Model()
     hooked.layers[0].up.register_forward_hook(lambda *_: None)
     with pytest.raises(PlanError, match=r"layers\.0\.up is a layer with hooks, which would see a part of it"):
-        cut_by_styles(hooked, STYLES, VirtualShards(2))
+        cut_by_styles(hooked, STYLES, StyledShards(2))
 
 
 def test_pytorchs_objects_are_taken_for_their_names() -> None:
@@ -284,7 +284,7 @@ def test_a_rank_keeps_its_own_features_for_backward_alone() -> None:
     for degree in (1, 2, 4, 8):
         model = Model(8, 512)
         if degree > 1:
-            cut_by_styles(model, STYLES, VirtualShards(degree, Pretended(degree)))
+            cut_by_styles(model, STYLES, StyledShards(degree, Pretended(degree)))
         sizes.append(kept_bytes(model, rows))
     own = 2 * 32 * 512 * 4  # of two layers' tanh
     assert sizes == pytest.approx([sizes[0] - own * (1 - 1 / degree) for degree in (1, 2, 4, 8)], rel=0.01)

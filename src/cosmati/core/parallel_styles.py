@@ -10,39 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosmati.core.virtual_shards import VirtualShards, has_hooks
+from cosmati.core.virtual_shards import Peers, VirtualShards, has_hooks
 from cosmati.errors import PlanError
 
 Styles = tuple[tuple[str, str], ...]
 """Patterns of layers' names, and the style of each."""
 
 
-class _Reader:
-    """Reads for colwise layers: those that read one tensor, as query, key and value do, sum its gradient once.
+class StyledShards(VirtualShards):
+    """As many parts as there are ranks, one for each.
 
     Args:
-        shards: as many as there are ranks.
+        number: T, how many ranks share a microbatch.
+        peers: these ranks; None where one process only looks what could be cut.
     """
 
-    def __init__(self, shards: VirtualShards) -> None:
-        self._shards = shards
+    def __init__(self, number: int, peers: Peers | None = None) -> None:
+        super().__init__(number, peers, called="tensor_parallel")
         self._last: tuple[Tensor, tuple[bool, int | None], Tensor] | None = None
 
-    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
-        """Return itself, as the shards do."""
-        return self
-
     def read(self, tensor: Tensor) -> Tensor:
-        """Return a tensor for this rank's part; its gradient is the sum over all ranks."""
+        """Return a tensor for this rank's part; its gradient is the sum over all ranks.
+
+        Layers that read one tensor, as query, key and value do, sum its gradient once.
+        """
         when = torch.is_grad_enabled(), None if tensor.is_inference() else tensor._version  # noqa: SLF001
         if self._last is None or self._last[0] is not tensor or self._last[1] != when:
-            (own,) = self._shards.copies(tensor)
+            (own,) = self.copies(tensor)
             self._last = tensor, when, own
         return self._last[2]
 
@@ -54,13 +53,12 @@ class _Reader:
 class _CutLinear(nn.Linear):
     """A linear layer of which this rank computes a part; its parameters are whole."""
 
-    shards: VirtualShards
-    reader: _Reader
+    shards: StyledShards
 
     def compute_in_parts(self, shards: VirtualShards | None) -> Mapping[str, int]:
         """Become the plain layer again where there are no shards (see `compute_whole`)."""
         if shards is None:
-            del self.shards, self.reader
+            del self.shards
             self.__class__ = nn.Linear  # type: ignore[assignment]  # a subclass without anything more
         return {}
 
@@ -72,7 +70,7 @@ class ColwiseLinear(_CutLinear):
         """Compute this rank's features."""
         (weight,) = self.shards.weights(self.weight, 0)
         bias = None if self.bias is None else self.shards.weights(self.bias, 0)[0]
-        return F.linear(self.reader.read(input), weight, bias)
+        return F.linear(self.shards.read(input), weight, bias)
 
 
 class RowwiseLinear(_CutLinear):
@@ -80,7 +78,7 @@ class RowwiseLinear(_CutLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute this rank's addend, and the sum."""
-        self.reader.end()
+        self.shards.end()
         (weight,) = self.shards.weights(self.weight, 1)
         total = self.shards.total([F.linear(input, weight)])
         return (
@@ -133,7 +131,7 @@ def _name_of(pattern: str, style: object) -> str:
     return found
 
 
-def cut_by_styles(model: nn.Module, styles: Styles, shards: VirtualShards | None) -> Mapping[str, int]:
+def cut_by_styles(model: nn.Module, styles: Styles, shards: StyledShards | None) -> Mapping[str, int]:
     """Cut linear layers by their styles; None puts them back.
 
     Args:
@@ -158,7 +156,6 @@ def cut_by_styles(model: nn.Module, styles: Styles, shards: VirtualShards | None
             if kinds.setdefault(id(named[name]), _KINDS[style]) is not _KINDS[style]:
                 msg = f"RunConfig.parallel_styles names {name} twice, with two styles. Leave one of them out."
                 raise PlanError(msg)
-    reader = None if shards is None else _Reader(shards)
     cut = dict[int, int]()
     for module in {id(one): one for one in named.values() if id(one) in kinds}.values():
         assert isinstance(module, nn.Linear), "others are refused"
@@ -168,7 +165,7 @@ def cut_by_styles(model: nn.Module, styles: Styles, shards: VirtualShards | None
             module.compute_in_parts(None)
         if shards is not None:
             module.__class__ = kind
-            vars(module).update(shards=shards, reader=reader)
+            vars(module)["shards"] = shards
     return {name: cut[id(parameter)] for name, parameter in model.named_parameters() if id(parameter) in cut}
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from cosmati.core.isolated import isolated_modules
-from cosmati.core.parallel_styles import cut_by_styles, named_styles
+from cosmati.core.parallel_styles import StyledShards, cut_by_styles, named_styles
 from cosmati.core.plan import Plan, Promise
 from cosmati.core.virtual_shards import ComputesInParts, VirtualShards
 from cosmati.errors import PlanError
@@ -69,10 +69,11 @@ def share_parts(given: Ingredients, model: nn.Module, ranks: Ranks, *, packed: b
     ranks.in_lockstep |= ranks.degree > 1
     peers, is_shared = ReplicaPeers(ranks), ranks.degree > 1
     compute: Callable[[VirtualShards | None], object]
+    shards: VirtualShards
     alone: VirtualShards | None = None
     told: object
     if number is None:
-        shards = VirtualShards(config.tensor_parallel, peers if is_shared else None, called="tensor_parallel")
+        shards = StyledShards(config.tensor_parallel, peers if is_shared else None)
         compute = partial(cut_by_styles, model, named_styles(config.parallel_styles))
         told = compute(shards if is_shared else None)  # one process computes whole products
     else:

@@ -27,9 +27,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from cosmati.core.loss import LanguageModel
-from cosmati.core.parallel_styles import ColwiseLinear, cut_by_styles, named_styles
+from cosmati.core.parallel_styles import ColwiseLinear, StyledShards, cut_by_styles, named_styles
 from cosmati.core.state import parameter_root
-from cosmati.core.virtual_shards import VirtualShards
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
 from cosmati.launch.worker import is_of_others
@@ -337,7 +336,7 @@ def furthest_from_peer() -> float:
         {name: {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}[how] for name, how in named_styles(STYLES)},
     )
     peers = ReplicaPeers(Ranks(dist.get_world_size()))
-    cut_by_styles(model, named_styles(STYLES), VirtualShards(peers.degree, peers, called="tensor_parallel"))
+    cut_by_styles(model, named_styles(STYLES), StyledShards(peers.degree, peers))
     found = []
     for one in (model, peer):
         loss = LanguageModel(TOKENS)(one, ROWS[:4]).mean()

@@ -45,6 +45,7 @@ def test_bits_follow_from_the_degree_and_not_from_the_replicas_or_a_resume(tmp_p
     for found in whole.values():
         told = {line.partition(":")[0] for line in found["withdrawn"]}
         assert {"elastic", "parity", "replayable"} <= told
+        assert "resume" not in told, found["withdrawn"]
 
 
 SOUND = ("none", "rows in fours", "its own copy", "an autocast of its own", "standardised over rows", "odd in two rows")
