@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,17 +24,20 @@ class Counting:
     def __init__(self, world: int) -> None:
         self.world, self.sent = world, 0
 
-    def around(self, function: Callable[..., Any], own: int) -> Callable[..., Any]:
-        def counted(*tensors: Tensor, **more: Any) -> Any:
-            size = tensors[own].numel() * tensors[own].element_size()
-            if size >= SMALLEST:
-                self.sent += size * (self.world - 1) // (self.world if own and function is ALL_TO_ALL else 1)
-            return function(*tensors, **more)
+    def to_all(self, output: Tensor, own: Tensor, received: list[int], sent: list[int], **more: Any) -> Any:
+        """Count by what goes to each other rank."""
+        if own.nbytes >= SMALLEST:
+            self.sent += (sum(sent) - sent[dist.get_rank()]) * own.element_size()
+        return ALL_TO_ALL(output, own, received, sent, **more)
 
-        return counted
+    def gather(self, gathered: Tensor, own: Tensor, **more: Any) -> Any:
+        """Count what goes to each other rank alike."""
+        if gathered.nbytes >= SMALLEST:
+            self.sent += own.nbytes * (self.world - 1)
+        return GATHER(gathered, own, **more)
 
 
-ALL_TO_ALL = dist.all_to_all_single
+ALL_TO_ALL, GATHER = dist.all_to_all_single, exchange.all_gather
 
 
 def main() -> None:
@@ -45,8 +47,7 @@ def main() -> None:
     trainer = recipe.trainer()
     assert trainer.feed is not None
     counting = Counting(dist.get_world_size())
-    dist.all_to_all_single = counting.around(ALL_TO_ALL, 1)
-    exchange.all_gather = counting.around(exchange.all_gather, 1)
+    dist.all_to_all_single, exchange.all_gather = counting.to_all, counting.gather
     whole = (torch.ones(128, 32), torch.ones(128, 1))
     for _ in range(3):
         counting.sent = 0
