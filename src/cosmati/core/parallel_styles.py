@@ -81,9 +81,8 @@ class RowwiseLinear(_CutLinear):
         self.shards.end()
         (weight,) = self.shards.weights(self.weight, 1)
         total = self.shards.total([F.linear(input, weight)])
-        return (
-            total if self.bias is None else total + self.bias.to(total.dtype)
-        )  # autocast leaves a sum as wide as its widest
+        # As a whole layer would: under autocast the sum is narrow, and a parameter isn't.
+        return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
 _KINDS: dict[str, type[_CutLinear]] = {"colwise": ColwiseLinear, "rowwise": RowwiseLinear}

@@ -247,12 +247,12 @@ def _far_apart(one: _Seen, other: _Seen, tolerance: float, moved: _Seen | None =
         tolerance: share of a tensor's norm.
         moved: as the other, where weights were moved a little: a difference of that kind says nothing.
     """
-    gradients = [_norm(tensor.double()) for name, tensor in one.tensors.items() if name.startswith(_GRADIENT)]
+    gradients = [_norm(_real(tensor)) for name, tensor in one.tensors.items() if name.startswith(_GRADIENT)]
     noise = _NOISE * torch.stack(gradients).norm() if gradients else 0.0
 
     def agree(name: str) -> bool:
         found = [seen.tensors.get(name) for seen in (one, other, moved or other)]
-        first, second, third = (None if tensor is None else tensor.double() for tensor in found)
+        first, second, third = (None if tensor is None else _real(tensor) for tensor in found)
         if first is None or second is None or third is None or first.shape != second.shape:
             return False
         about = _norm(second) + (noise if name.startswith(_GRADIENT) else 0.0)
@@ -260,6 +260,10 @@ def _far_apart(one: _Seen, other: _Seen, tolerance: float, moved: _Seen | None =
         return bool(_distance(first, second) <= room)
 
     return {name for name in one.tensors.keys() | other.tensors.keys() if not agree(name)}
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def _norm(tensor: Tensor) -> Tensor:

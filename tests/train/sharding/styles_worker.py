@@ -142,6 +142,8 @@ class Slip(nn.Module):
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.scale = nn.Parameter(torch.ones(()))
         self.register_buffer("largest", torch.zeros(()))
+        if slip == "a complex buffer":
+            self.register_buffer("rotations", torch.polar(torch.ones(4), torch.arange(4.0)), persistent=False)
         if slip == "a parameter before zeros":
             nn.init.zeros_(self.down.weight)
 
@@ -174,6 +176,7 @@ SLIPS = {
     "an autocast of its own": BOTH,
     "standardised over rows": BOTH,
     "odd in two rows": BOTH,
+    "a complex buffer": BOTH,
     "a norm": BOTH,
     "draws": BOTH,
     "a parameter": BOTH,

@@ -80,3 +80,10 @@ def test_what_is_not_finite_is_alike_where_it_is_the_same(odd: float) -> None:
         assert compared(value, {name: torch.tensor([2.0, 1.0])}) == {name}
         assert compared({name: torch.tensor([2.0, 1.0])}, value) == {name}
         assert compared(value, {name: torch.tensor([odd, 1.1])}) == {name}
+
+
+def test_complex_buffers_are_compared_with_both_their_parts() -> None:
+    name = "the buffer rotations"
+    value = torch.polar(torch.ones(4), torch.arange(4.0))
+    assert compared({name: value}, {name: value.clone()}) == set()
+    assert compared({name: value}, {name: value.conj().resolve_conj()}) == {name}

@@ -48,7 +48,15 @@ def test_bits_follow_from_the_degree_and_not_from_the_replicas_or_a_resume(tmp_p
         assert "resume" not in told, found["withdrawn"]
 
 
-SOUND = ("none", "rows in fours", "its own copy", "an autocast of its own", "standardised over rows", "odd in two rows")
+SOUND = (
+    "none",
+    "rows in fours",
+    "its own copy",
+    "an autocast of its own",
+    "standardised over rows",
+    "odd in two rows",
+    "a complex buffer",
+)
 REFUSED = {
     "a norm": ("no", "the loss"),
     "draws": ("no", "draws"),
