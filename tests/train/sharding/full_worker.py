@@ -367,14 +367,18 @@ def standing(ledger: Path) -> list[Any]:
     ]
 
 
-def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
-    """Train one case, and return digests and metrics."""
-    private = folder / case.replace(" ", "-") / "private"
+def give_same_secrets(run_folder: Path) -> None:
+    """Have all runs commit to rows alike; on rank 0."""
+    private = run_folder / "private"
     if os.environ.get("RANK", "0") == "0" and not private.exists():
-        # The same for all runs, so that ledgers commit to rows alike.
         private.mkdir(parents=True)
         RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
         create_secret(private / SALT_FILE, bytes(32))
+
+
+def run(case: str, folder: Path, stop: int, sharding: str) -> dict[str, Any]:
+    """Train one case, and return digests and metrics."""
+    give_same_secrets(folder / case.replace(" ", "-"))
     if case in COMPILED:
         torch._dynamo.reset()  # blocks of all cases count towards one limit
     trainer = make_trainer(case, folder, stop, sharding)

@@ -32,13 +32,10 @@ from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
 from cosmati.launch.worker import is_of_others
-from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
-from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.methods import EMA, SAM, GradientClipping
 from cosmati.optim import AdamW, Cosine, Muon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
-from cosmati.storage.atomic import create_secret
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, batches
 from cosmati.train.layout.peers import ReplicaPeers
@@ -47,7 +44,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
-from tests.train.sharding.full_worker import standing
+from tests.train.sharding.full_worker import give_same_secrets, standing
 from tests.train.sharding.virtual_worker import agreed, die_at
 
 STEPS, LENGTH, TOKENS, WIDTH, HEAD = 6, 10, 23, 32, 4
@@ -270,11 +267,7 @@ def make_trainer(case: str, degree: int, *, observers: Sequence[Observer] = (), 
 def train(case: str, base: Path, stop: int, degree: int, sharding: str) -> dict[str, Any]:
     """Train one case, and return digests and metrics."""
     folder = base / case
-    private = folder / "private"
-    if os.environ.get("RANK", "0") == "0" and not private.exists():
-        private.mkdir(parents=True)  # the same for all runs, so that ledgers commit to rows alike
-        RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
-        create_secret(private / SALT_FILE, bytes(32))
+    give_same_secrets(folder)
     trainer = make_trainer(case, degree, observers=[StopAt(stop)], run_folder=folder, sharding=sharding)
     result = trainer.fit()
     assert not dist.is_initialized() or agreed(trainer.assembly.layout)

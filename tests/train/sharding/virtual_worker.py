@@ -25,14 +25,11 @@ from cosmati.core.loss import LanguageModel
 from cosmati.core.state import parameter_root
 from cosmati.core.virtual_shards import VirtualShards
 from cosmati.data.in_memory import InMemory
-from cosmati.ledger.row_keys import KEY_BYTES, RowKeys
-from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LabelSmoothing, LayerFreezing
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, SOAP, AdamW, Cosine, Lion, Muon, NorMuon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
-from cosmati.storage.atomic import create_secret
 from cosmati.train import gradients
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, batches
@@ -44,7 +41,7 @@ from cosmati.train.observers import Observer
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import StopAt
-from tests.train.sharding.full_worker import standing
+from tests.train.sharding.full_worker import give_same_secrets, standing
 
 STEPS, LENGTH, TOKENS = 6, 12, 23
 TAXONOMY = Taxonomy(
@@ -198,12 +195,7 @@ def agreed(layout: Any) -> bool:
 def run(case: str, base: Path, stop: int, shards: int, degree: int, sharding: str) -> dict[str, Any]:
     """Train one case, and return digests and metrics."""
     folder = base / case
-    private = folder / "private"
-    if os.environ["RANK"] == "0" and not private.exists():
-        # The same for all runs, so that ledgers commit to rows alike.
-        private.mkdir(parents=True)
-        RowKeys(bytes(KEY_BYTES)).save(private / KEYS_FILE)
-        create_secret(private / SALT_FILE, bytes(32))
+    give_same_secrets(folder)
     trainer = make_trainer(case, folder, shards, degree, observers=[StopAt(stop)], sharding=sharding)
     result = trainer.fit()
     layout, is_parallel = trainer.assembly.layout, dist.is_initialized()
