@@ -9,6 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,6 +84,24 @@ def test_others_that_are_lost_are_agreed_upon_anew_and_fenced_off(
     assert capsys.readouterr().err.count("Others were lost (ConnectionResetError: gloo") == 2
     assert (run / "epoch").read_text().startswith("2 ")
     assert (run / "ledger" / "epoch").exists()
+
+
+def test_who_agreed_and_does_not_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cosmati.launch.membership._MEET_SECONDS", 0.5)
+
+    class Leaving(Agreed):
+        """Agrees with one who is killed before they meet, then alone."""
+
+        def agree(self) -> RankGroup:
+            return replace(super().agree(), size=2 if self.number == 1 else 1)
+
+    for rank in (1, 0):
+        begun = time.monotonic()
+        train_among(Leaving(rank, 0), ended, run_folder=tmp_path, num_ranks=2)
+        assert time.monotonic() - begun < 30
+        assert capsys.readouterr().err.count("Others were lost (DistStoreError") == 1
 
 
 def test_somebody_else_s_run_is_not_fenced_off(tmp_path: Path) -> None:
@@ -317,6 +337,24 @@ def test_a_lighthouse_s_processes_that_go_and_come_cost_no_bit(tmp_path: Path) -
         assert result_of(folder / "run") == result_of(alone / "run")
     finally:
         light.shutdown()
+
+
+@pytest.mark.torchft
+def test_those_who_agree_again_meet_elsewhere() -> None:
+    """Where they met before stand addresses that nobody listens on any more: they'd wait for each other there."""
+    from torchft.coordination import LighthouseServer
+
+    light = LighthouseServer(bind="127.0.0.1:0", min_replicas=2)
+    address = f"http://127.0.0.1:{light.address().rpartition(':')[2]}"
+    try:
+        with Lighthouse(address) as one, Lighthouse(address) as other, ThreadPoolExecutor(2) as threads:
+            rounds = [[group.result(30) for group in [threads.submit(each.agree) for each in (one, other)]] for _ in "ab"]
+    finally:
+        light.shutdown()
+    numbers = [{group.number for group in groups} for groups in rounds]
+    assert [len(each) for each in numbers] == [1, 1]
+    assert numbers[0].isdisjoint(numbers[1])
+    assert {group.rank for group in rounds[1]} == {0, 1}
 
 
 @pytest.mark.torchft

@@ -38,7 +38,7 @@ class RankGroup:
     """Those who have agreed.
 
     Attributes:
-        number: of the agreement; a later one has a higher number.
+        number: of the agreement; no other one of this job has it, not even one among the same processes.
         rank: of this process.
         size: processes.
         host: of the first one's store.
@@ -127,6 +127,9 @@ def train_among(
 def _joined(group: RankGroup, size: int) -> Iterator[None]:
     limit = timedelta(seconds=_MEET_SECONDS)
     store = PrefixStore(str(group.number), TCPStore(group.host, group.port, timeout=limit))
+    # A process group would wait for the half hour that its operations have, for one who has died since they agreed.
+    store.set(f"rank {group.rank} is here", "")
+    store.wait([f"rank {rank} is here" for rank in range(size)], limit)
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=size)
     try:
         yield

@@ -104,7 +104,8 @@ class Lighthouse:
         ranked = sorted(quorum.participants, key=lambda one: one.replica_id)
         host, _, port = ranked[0].store_address.rpartition(":")
         return RankGroup(
-            number=int(quorum.quorum_id),
+            # A quorum's id stays as it is while the same processes agree; its time doesn't.
+            number=quorum.created.seconds * 1_000_000_000 + quorum.created.nanos,
             rank=[one.replica_id for one in ranked].index(self._id),
             size=len(ranked),
             host=host,
