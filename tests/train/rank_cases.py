@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,25 @@ def hooked(model: nn.Module) -> None:
         parameter.register_hook(summed)
 
 
+class Graph(nn.Module):
+    """A sparse graph beside its model, which is made anew each time."""
+
+    def __init__(self, edges: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("edges", edges, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return (self.edges @ rows.T).T
+
+
+def with_graph(differs: float = 0.0, *, by_rows: bool = False) -> Callable[[nn.Module], None]:
+    """Put a sparse graph before a model, one that differs by rank if asked."""
+    edges = torch.eye(6) + torch.eye(6).roll(1, 0) * differs * RANK
+    with warnings.catch_warnings(action="ignore"):  # "Sparse CSR tensor support is in beta state"
+        sparse = edges.to_sparse_csr() if by_rows else edges.to_sparse()
+    return lambda model: model.insert(0, Graph(sparse))
+
+
 def case(
     loss: Callable[..., Tensor] = plain,
     data: Any = None,
@@ -156,6 +176,10 @@ def main() -> None:
         "written by the first": case(written_by_first, data=batches()),
         "a gathering loss": case(gathered, data=batches()),
         "a hook that sums": case(data=batches(), prepare=hooked),
+        "a graph": case(data=batches(), prepare=with_graph()),
+        "a graph by rows": case(data=batches(), prepare=with_graph(by_rows=True)),
+        "another graph on each rank": case(data=batches(), prepare=with_graph(0.5)),
+        "another graph by rows": case(data=batches(), prepare=with_graph(0.5, by_rows=True)),
         "DDP": case(data=batches(), is_wrapped=True),
     }
     if RANK == 0:

@@ -110,6 +110,8 @@ def test_content_has_digests_of_its_own() -> None:
     digests = [content_digest(one) for one in UNLIKE]
     assert len({*digests}) == len(UNLIKE)
     assert content_digest(ONE.T.contiguous()) == content_digest(ONE.T)
+    huge = torch.sparse_coo_tensor(torch.tensor([[0, 0, 1 << 40]]), torch.ones(3), (1 << 41,), check_invariants=True)
+    assert content_digest(huge) == content_digest(huge.coalesce()) != content_digest(huge * 2)
     assert content_digest({"a", "b", "c"}) == content_digest({"c", "b", "a"})
     assert content_digest({"a": 1, "b": {2: 3, 1: 4}}) == content_digest({"b": {1: 4, 2: 3}, "a": 1})
     assert content_digest({"a": 1, "b": 2}) != content_digest({"a": 2, "b": 1})

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosmati.core.sparse import sparse_parts
 from cosmati.train.options import scalar_or_items
 from cosmati.train.user_objects import fields_of
 
@@ -87,6 +88,10 @@ def _of_tensor(tensor: Tensor) -> Iterator[bytes]:
         return
     if tensor.is_quantized:
         tensor = tensor.int_repr()
+    if parts := sparse_parts(tensor):  # dense, a graph may be larger than memory
+        for part in parts:
+            yield from _of_tensor(part)
+        return
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     plain = tensor.resolve_conj().resolve_neg().cpu().contiguous()

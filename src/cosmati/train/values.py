@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
 
+from cosmati.core.sparse import sparse_parts
+
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _MAPPINGS = frozenset({ChainMap, UserDict, MappingProxyType, WeakKeyDictionary, WeakValueDictionary})
 MAX_BYTES = 1 << 30
@@ -184,6 +186,8 @@ def _bits(tensor: Tensor) -> object:
         return [_bits(part) for part in tensor.detach().unbind()]
     if (part := getattr(tensor.detach(), "to_local", None)) is not None:  # of a sharded one, this rank's
         tensor = part()
+    if parts := sparse_parts(tensor.detach()):
+        return tensor.layout, tuple(tensor.shape), *map(_bits, parts)
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return id(tensor), tensor._version  # noqa: SLF001
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()

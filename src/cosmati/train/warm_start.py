@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.state import load_model_tensors, parameter_root
-from cosmati.errors import CheckpointError, CosmatiError
+from cosmati.errors import CheckpointError, CosmatiError, PlanError
 from cosmati.train.config import RunConfig
+from cosmati.train.content import content_digest
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
 from cosmati.train.ranks import Ranks
@@ -29,8 +30,24 @@ def place(model: nn.Module, device: torch.device, given: Ingredients, ranks: Ran
     # Whatever each rank has drawn: all start from one root.
     losses = [given.loss] if callable(given.loss) else [sub_step.loss for sub_step in given.loss]
     modules = [model, *(module for loss in losses if (module := loss_module(loss)) is not None)]
-    ranks.share(tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    held = [pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers())]
+    ranks.share(tensor for _, tensor in held if tensor.layout is torch.strided)
+    _refuse_unlike_sparse(ranks, {name: tensor for name, tensor in held if tensor.layout is not torch.strided})
     return parent
+
+
+def _refuse_unlike_sparse(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what the first rank's can't be received into, where ranks have made it unlike.
+
+    Raises:
+        PlanError: on all ranks, by name.
+    """
+    if tensors and (unlike := ranks.unlike_names({name: content_digest(one) for name, one in tensors.items()})):
+        msg = (
+            f"{', '.join(unlike[:5])} (sparse) differs from rank to rank, and every rank has to make the same: the "
+            "first one's can't be sent into another's memory. Seed what it's made from alike on all ranks."
+        )
+        raise PlanError(msg)
 
 
 def _has_begun(config: RunConfig) -> bool:

@@ -188,3 +188,18 @@ def test_large_tensors_are_compared_by_the_sums_of_4096_parts_of_their_bits(dtyp
     before = _bits(tensor)
     tensor[size - 1] = 0 if tensor[size - 1] else 1
     assert _bits(tensor) != before
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensors_are_compared_by_what_they_hold(layout: torch.layout) -> None:
+    """Not by what they are in this process: ranks compare theirs."""
+    edges = torch.eye(4).roll(1, 0)
+    one, other = edges.to_sparse(layout=layout), edges.to_sparse(layout=layout)
+    assert content_of(one) == content_of(other) != content_of(edges)
+    assert content_of(one) != content_of((edges * 2).to_sparse(layout=layout))
+    assert content_of(one) != content_of(edges.T.to_sparse(layout=layout))
+    assert content_of(one) != content_of(edges[:, :3].to_sparse(layout=layout))
+    was = content_of(other)
+    other.mul_(2)
+    assert content_of(other) != was
