@@ -59,6 +59,27 @@ def written_by_first(model: nn.Module, data: Any) -> Tensor:
     return loss
 
 
+def of_the_same_name(model: nn.Module, data: Any) -> Tensor:
+    return plain(model, data)
+
+
+if RANK:  # a node whose files are of yesterday
+
+    def of_the_same_name(model: nn.Module, data: Any) -> Tensor:
+        return plain(model, data) * 1.5
+
+
+class Settings:
+    """As transformers' models have it: Python gives strings another hash in each process."""
+
+    def __init__(self) -> None:
+        self._original_object_hash = hash(f"settings {RANK}")
+
+
+def with_settings(model: nn.Module) -> None:
+    model.generation_config = Settings()  # type: ignore[assignment]
+
+
 class Own(Dataset[tuple[Tensor, Tensor]]):
     """Rows with content that each rank has drawn for itself."""
 
@@ -176,6 +197,9 @@ def main() -> None:
         "written by the first": case(written_by_first, data=batches()),
         "a gathering loss": case(gathered, data=batches()),
         "a hook that sums": case(data=batches(), prepare=hooked),
+        "other code on one rank": case(of_the_same_name, data=batches()),
+        "other code on one rank, own loop": case(of_the_same_name, steps=batches()),
+        "a hash of its own": case(data=batches(), prepare=with_settings),
         "a graph": case(data=batches(), prepare=with_graph()),
         "a graph by rows": case(data=batches(), prepare=with_graph(by_rows=True)),
         "another graph on each rank": case(data=batches(), prepare=with_graph(0.5)),

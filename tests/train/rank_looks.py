@@ -70,7 +70,7 @@ class ShortOnFirst:
     def __call__(self, model: nn.Module, data: Any) -> Tensor:
         self.num_calls += 1
         if os.environ.get("RANK") == "1":
-            data[0].mul_(0.5)
+            data[1].add_(1)  # which this loss doesn't read: ranks that compute another loss are refused
         elif self.num_calls == 2:
             raise torch.OutOfMemoryError("out of memory")
         return plain_mean(model, data)

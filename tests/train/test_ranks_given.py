@@ -25,13 +25,18 @@ def _told(world: int) -> dict[str, str]:
 @pytest.mark.timeout(300)
 def test_what_is_unlike_on_two_ranks_is_told() -> None:
     alone, both = _told(1), _told(2)
-    for name in ("the same", "own loop", "told by the first", "a graph", "a graph by rows"):
+    for name in ("the same", "own loop", "told by the first", "a graph", "a graph by rows", "a hash of its own"):
         assert both[name] == alone[name]
         assert "elastic" not in both[name]
     for name in ("own loop, shares", "own loop, arrays", "a generator by rank", "a split by rank", "rows by rank"):
         assert both[name].startswith(OTHER), name
         assert "Error" not in alone[name]
     assert both["strings by rank, later"].startswith("DataError: At step 2, rank 1 had another batch")
+    for name in ("other code on one rank", "other code on one rank, own loop"):
+        assert both[name].startswith("PlanError: A fixed microbatch has the loss 1."), name
+        assert "on rank 0, and 1." in both[name]
+        assert "on rank 1, from the same weights: model or loss are other code there" in both[name]
+        assert alone[name] == alone["the same"]
     for name in ("another graph on each rank", "another graph by rows"):
         assert both[name].startswith("PlanError: 0.edges (sparse)"), name
         assert "every rank has to make" in both[name]

@@ -10,12 +10,15 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import ChangedRunError, CheckpointError
+from cosmati.errors import ChangedRunError, CheckpointError, PlanError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
 from cosmati.train.finite import not_finite
+from cosmati.train.fleet import surroundings_of
+from cosmati.train.forward_watch import numbers_among
+from cosmati.train.held import places_in
 from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
 from cosmati.train.loss_state import loss_buffers, loss_module
 from cosmati.train.past_policies import Broken, Past, with_broken, with_span, without_broken, without_taught
@@ -23,6 +26,7 @@ from cosmati.train.policy_change import Anchor, anchor_of, change_policy, refuse
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.script_names import note_files
+from cosmati.train.values import content_of
 
 CHECKPOINT_VERSION = 4
 """Of the facts in a checkpoint. Version 1 had no identity, version 3 no past policies."""
@@ -202,8 +206,11 @@ class Continuity:
 
         Raises:
             ChangedRunError: model or loss compute something else than before.
+            PlanError: or than on another rank.
         """
         self.has_seen = True
+        if self._a.ranks.is_parallel:
+            self._compare_ranks(data)
         self._probe.see(data)
         expected, self._expected = self._expected, None
         if expected is None:
@@ -217,6 +224,43 @@ class Continuity:
                 "that wrote it, or give the new run a folder of its own."
             )
             raise ChangedRunError(msg)
+
+    def _compare_ranks(self, data: Data) -> None:
+        """Refuse ranks that compute unlike losses, though what is around them and in them is the same.
+
+        Raises:
+            PlanError: on all ranks.
+        """
+        ranks, own = self._a.ranks, Probe(self._probe.specs)
+        own.see(data)
+        # Integers are drawn below the largest that was seen: of all ranks' microbatches, the first one's counts.
+        self._probe = Probe(ranks.told_by_all({"specs": own.specs})[0]["specs"])
+        self._probe.see(data)
+        around = [
+            surroundings_of(self._environment),
+            {name: value for name, value in self._identity.items() if name.startswith("model.contents.")},
+        ]
+        told = ranks.told_by_all({"around": around, "losses": self._losses()})
+        losses = [one["losses"] for one in told]
+        if any(one["around"] != told[0]["around"] for one in told) or any(not one or None in one for one in losses):
+            return  # Promises are withdrawn for what they differ in, or there's nothing to compare.
+        rank = next((rank for rank, one in enumerate(losses) if one != losses[0]), None)
+        if rank is not None and not self._holds_unlike_numbers():
+            first, other = (", ".join(map(_decimal, one)) for one in (losses[0], losses[rank]))
+            msg = (
+                f"A fixed microbatch has the loss {first} on rank 0, and {other} on rank {rank}, from the same "
+                "weights: model or loss are other code there, or what they read differs, or a setting of its kernels. "
+                "Give every rank the same files and environment variables."
+            )
+            raise PlanError(msg)
+
+    def _holds_unlike_numbers(self) -> bool:
+        """Say whether ranks have drawn numbers for themselves, which the watch on state tells. Every rank has to ask."""
+        roots = {"": self._a.model, **{f"loss {i}": turn.loss for i, turn in enumerate(self._a.turns)}}
+        state = {place.name: (content_of(place.value), place) for place in places_in(roots)}
+        told = self._a.ranks.told_by_all({name: digest.hex() for name, digest in numbers_among(state).items()})
+        # Other code may reach other numbers.
+        return any(one[name] != told[0][name] for one in told for name in one.keys() & told[0].keys())
 
     def _losses(self) -> list[str | None] | None:
         a = self._a
