@@ -255,7 +255,7 @@ class Continuity:
             raise PlanError(msg)
 
     def _holds_unlike_numbers(self) -> bool:
-        """Say whether ranks have drawn numbers for themselves, which the watch on state tells. Every rank has to ask."""
+        """Say whether ranks have drawn numbers for themselves, of which the watch on state tells. All ranks ask."""
         roots = {"": self._a.model, **{f"loss {i}": turn.loss for i, turn in enumerate(self._a.turns)}}
         state = {place.name: (content_of(place.value), place) for place in places_in(roots)}
         told = self._a.ranks.told_by_all({name: digest.hex() for name, digest in numbers_among(state).items()})

@@ -66,7 +66,7 @@ def sharded_as_asked(
         raise PlanError(msg)
     parts = share_parts(given, model, ranks, packed=plan.facts.packed)
     if given.config.sharding != "replicated":
-        _refuse_overlaps(model)
+        _refuse_overlaps(model, given.config.sharding)
     if given.config.sharding == "optimizer":
         optimizers = list({id(one): one.optimizer for turn in turns for one in turn.optimizers}.values())
         return _shared_out(given, model, regions, ranks, plan.facts.num_microbatches, layout, optimizers, parts), turns
@@ -82,19 +82,30 @@ def sharded_as_asked(
     )
 
 
-def _refuse_overlaps(model: nn.Module) -> None:
-    """Refuse parameters that lie in one another's memory: each would have a piece and an owner of its own."""
+def _refuse_overlaps(model: nn.Module, sharding: str) -> None:
+    """Refuse parameters that lie in one another's memory: each would have a piece and an owner of its own.
+
+    And under full sharding a buffer in a parameter's memory, which lies elsewhere then.
+    """
+    buffers = dict(model.named_buffers()) if sharding == "full" else {}
     spans = sorted(
         (
             start,
             start + p.element_size() * (1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))),
             name,
         )
-        for name, p in model.named_parameters()
-        if p.numel() and (start := p.data_ptr())
+        for name, p in [*model.named_parameters(), *buffers.items()]
+        if p.layout is torch.strided and p.numel() and (start := p.data_ptr())
     )
     for (_, stop, one), (start, _, other) in itertools.pairwise(spans):
-        if start < stop:
+        views = {one, other} & buffers.keys()
+        if start < stop and len(views) == 1:
+            msg = (
+                f"{views.pop()} is a view of {({one, other} - buffers.keys()).pop()}, whose memory sharding='full' "
+                "cuts: it would stay as it is now. Read the parameter itself, or use another sharding."
+            )
+            raise PlanError(msg)
+        if start < stop and not views:
             msg = (
                 f"{one} and {other} share memory, and are two parameters: sharded, each would be stepped by itself. "
                 f"Tie them as one (model.b.weight = model.a.weight), or train with RunConfig(sharding='replicated')."

@@ -189,7 +189,9 @@ class RankSum:
 
     def _own_share(self) -> dict[int, Tensor]:
         deque(self._land(), maxlen=0)
-        found = {index: self._shares[0].root().new_empty(0) for index in range(len(self._tensors))}
+        empty = self._shares[0].root().new_empty(0)
+        # What has no elements has its shape on every rank, and others none where they lie elsewhere.
+        found = {index: empty if like.numel() else empty.view(like.shape) for index, like in enumerate(self._tensors)}
         for bucket, shares in zip(self._buckets, self._shares, strict=True):
             for index, start, stop, place in bucket.of(self._ranks.replica):
                 share, like = shares.root(), self._tensors[index]

@@ -20,7 +20,8 @@ from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
 from cosmati.train.layout.peers import ReplicaPeers
-from cosmati.train.layout.whole import Whole, WholeStep
+from cosmati.train.layout.whole import Whole
+from cosmati.train.layout.whole_step import WholeStep
 from cosmati.train.ranks import Ranks
 
 

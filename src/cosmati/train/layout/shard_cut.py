@@ -158,9 +158,16 @@ def refuse_uncuttable(model: nn.Module) -> None:
     """Refuse a model whose parameters can't be cut by rows.
 
     Raises:
-        PlanError: they're of several types, or one is a scalar, or empty, or not contiguous, or begins at an odd
-            place in memory, or has hooks; or a module holds some in an attribute of its own.
+        PlanError: the model is a container; its parameters are of several types, or one is a scalar, or empty, or not
+            contiguous, or begins at an odd place in memory, or has hooks; or a module holds some in an attribute of its
+            own.
     """
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
+        msg = (
+            f"The model is a {type(model).__name__}, which has no forward of its own, and sharding='full' gathers "
+            "weights around one. Put it into a module with a forward, or use another sharding."
+        )
+        raise PlanError(msg)
     named = dict(model.named_parameters())
     own = {id(parameter) for parameter in named.values()}
     for path, module in model.named_modules():

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmati.core.pieces import Pieces
 from cosmati.core.state import distinct_tensors, load_model_tensors
-from cosmati.errors import CheckpointError
+from cosmati.errors import CheckpointError, PlanError
 from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
@@ -147,7 +147,19 @@ class Sharded:
         measure: bool,
         sketch: DirectionSketch | None = None,
     ) -> Iterator[ShardedStep]:
-        """Open a pass over the step's microbatches."""
+        """Open a pass over the step's microbatches.
+
+        Raises:
+            PlanError: somebody has put another parameter in the place of one: FSDP2 would put its own back.
+        """
+        for parameter in self.parameters:
+            now, gathered = self.model_parameter(parameter.name), self.arrivals.gathered.get(parameter.name)
+            if now is not parameter.tensor and now is not gathered:
+                msg = (
+                    f"The model isn't what was planned: {parameter.name} is another tensor. Change the model before "
+                    "the Trainer is made, or go on in a new Trainer: RunConfig(load_weights=...)."
+                )
+                raise PlanError(msg)
         self._step = ShardedStep(self, routes, learns, measure=measure, sketch=sketch)
         try:
             yield self._step

@@ -19,6 +19,7 @@ from cosmati.core.state import tensor_root
 from cosmati.errors import PlanError
 from cosmati.routing.cells import RegionWeights
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
+from cosmati.train.layout.nested import runs_within
 from cosmati.train.layout.regrouped import is_node_of_fsdp, regrouped
 from cosmati.train.layout.shard_groups import ShardGroup, sum_of_replicas
 from cosmati.train.layout.tree import Tree, leaf_norm
@@ -59,17 +60,29 @@ class Arrivals:
             group.module.register_forward_hook(partial(self._after, group), prepend=True)
 
     def _before(self, group: ShardGroup, module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        """Take note of a group's parameters as they are gathered, and of where its backward ends."""
-        if self.slot is None or not torch.is_grad_enabled():
+        """Take note of a group's parameters as they are gathered, and of where its backward ends.
+
+        Raises:
+            PlanError: the forward pass has frozen one.
+        """
+        if self.slot is None:
             return
-        self.slot.run.add(group.number)
         for name in group.names:
             parameter = self._layout.model_parameter(name)
             if name not in self._versions:
                 self._at_first[name] = _content(parameter)
             self._versions[name] = parameter._version  # noqa: SLF001
+        if not torch.is_grad_enabled():
+            return
+        self.slot.run.add(group.number)
         for name in group.trained:
             parameter = self._layout.model_parameter(name)
+            if not parameter.requires_grad:
+                msg = (
+                    f"{name} trained, and the forward pass has frozen it. Freeze it before the Trainer is made, or "
+                    "with LayerFreezing."
+                )
+                raise PlanError(msg)
             if self.gathered.get(name) is not parameter:
                 assert not isinstance(parameter, DTensor), "gathered"
                 self.gathered[name] = parameter
@@ -86,7 +99,7 @@ class Arrivals:
         Raises:
             PlanError: a forward pass has changed a parameter.
         """
-        if self.slot is None or not torch.is_grad_enabled():
+        if self.slot is None:
             return
         for name in group.names:
             parameter, at_first = self._layout.model_parameter(name), self._at_first.pop(name, None)
@@ -102,10 +115,19 @@ class Arrivals:
         """Refuse, in a run's first microbatch, what FSDP2 would sum in another order.
 
         Raises:
-            PlanError: a block reads an input several times, and others read it too.
+            PlanError: a block reads an input several times, and others read it too; or a function runs a backward
+                pass within its own.
         """
         if self._has_looked:
             return
+        if runs_within(objective):
+            msg = (
+                "A function of the model runs a backward pass within its own (a reentrant checkpoint, a reversible "
+                "layer), and sharding='full' doesn't see what it reaches. With torch.utils.checkpoint, pass "
+                "use_reentrant=False (transformers: gradient_checkpointing_kwargs={'use_reentrant': False}); or use "
+                "another sharding."
+            )
+            raise PlanError(msg)
         found = sorted(regrouped(objective, self._inputs))
         self._has_looked, self._inputs = True, []
         if found:
@@ -120,8 +142,20 @@ class Arrivals:
         return None if self.slot is None or gradient is None else self.slot.arrived(index, gradient)
 
     def _leaves(self, group: ShardGroup, _gradient: Tensor) -> None:
-        if self.slot is not None:
-            self.slot.fill(group)
+        """End a group's backward.
+
+        Raises:
+            PlanError: it's none of the trainer's: FSDP2 lets weights go in it that the trainer's own still needs.
+        """
+        if self.slot is None:
+            return
+        if not self.slot.in_backward:
+            msg = (
+                "The loss differentiates through the model by itself (torch.autograd.grad, for a gradient penalty or "
+                "forces), and under sharding='full' weights are let go as that ends. Use another sharding."
+            )
+            raise PlanError(msg)
+        self.slot.fill(group)
 
 
 def _content(parameter: nn.Parameter) -> bytes:
@@ -227,6 +261,7 @@ class ShardedSlot:
         self.norms: list[Tensor] = []
         self.sketches: list[Tensor] = []
         self.run: set[int] = set()
+        self.in_backward = False
         self._step, self._layout = step, step.layout
         self._factors, self._union = factors, union
         self._seen: dict[int, Tensor | None] = {}
@@ -268,7 +303,11 @@ class ShardedSlot:
         # for first. Of an alias, because the model may have returned the objective itself, with FSDP2's hook on it.
         begun = objective.view_as(objective)
         begun.register_hook(lambda _: _when_backward_ends(partial(self._fill_all, groups)))
-        torch.autograd.backward(begun, inputs=tensors)
+        self.in_backward = True
+        try:
+            torch.autograd.backward(begun, inputs=tensors)
+        finally:
+            self.in_backward = False
 
     def _fill_all(self, groups: Sequence[ShardGroup]) -> None:
         for group in groups:
