@@ -9,8 +9,10 @@ import copy
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.launch.test_manifests import documents
+from tests.launch.test_manifests_more import DOLLARS, arguments_by_bash, rendered
 
 FULL = {"gpus_per_node": "8", "cpus_per_node": "32", "memory": "256", "restarts": "4"}
 QUEUED = {"queue": "team", "namespace": "training", **FULL}
@@ -60,6 +62,20 @@ def test_skypilot_takes_the_task(asked: dict[str, str]) -> None:
     jsonschema.validate(made["resources"], schemas.get_resources_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**made, "nodes": 2}, schemas.get_task_schema())
+
+
+def test_dstack_fills_in_nothing_of_what_was_given() -> None:
+    """By its own code: in variables, and in commands."""
+    variables = pytest.importorskip("dstack._internal.utils.interpolator")
+    nodes = pytest.importorskip("dstack._internal.utils.nodes_interpolator")
+    texts = [*DOLLARS, "${{ secrets.x }}", "${{ groups[0].nodes[0].IP_ADDRESS }}", "${{ groups.x }}", "a ${{"]
+    given = {f"T{number}": text for number, text in enumerate(texts)}
+    made = yaml.safe_load(rendered("dstack", "", *texts, **given))
+    interpolate = variables.VariablesInterpolator({"secrets": {"x": "filled in"}}).interpolate_or_error
+    assert {name: interpolate(value) for name, value in made["env"].items() if name in given} == given
+    (script,) = made["commands"]
+    filled = nodes.interpolate_groups_ip_address(script, [["10.0.0.1"]])
+    assert arguments_by_bash(filled) == ["/app/train.py", *texts]
 
 
 @pytest.mark.parametrize("asked", [{}, {"accelerator": "H200", "spot": "true", **FULL}])

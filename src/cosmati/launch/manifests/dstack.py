@@ -32,8 +32,11 @@ def documents(job: ContainerJob) -> list[dict[str, Any]]:
         "name": job.name,
         "image": job.image,
         "nodes": job.num_nodes,
-        "env": dict(sorted(job.environment.items())),
-        "commands": [script],
+        # In a variable dstack fills in `${{ ... }}` and makes `$$` one `$`.
+        "env": {name: value.replace("$", "$$") for name, value in sorted(job.environment.items())},
+        # In a command it fills in `${{ ... }}` alone, and has no other word for it: here it stands in single quotes,
+        # which end and begin again within it.
+        "commands": [script.replace("${{", "$''{{")],
         "volumes": [f"{job.volume}:{job.mount}"],
         # dstack counts no retries, and takes the time that they may last.
         "retry": {"on_events": ["no-capacity", "interruption", "error"], "duration": "1d"},

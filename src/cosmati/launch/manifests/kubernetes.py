@@ -5,6 +5,7 @@ Fields: Kubernetes' API of batch/v1 and core/v1, JobSet v1alpha2, Kubeflow Train
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cosmati.errors import RunError
@@ -80,7 +81,7 @@ def _trainjob(job: ContainerJob) -> list[dict[str, Any]]:
     )
     trainer: dict[str, Any] = {
         "image": job.image,
-        "command": ["bash", "-c", script],
+        "command": ["bash", "-c", _as_it_is(script)],
         "numNodes": job.num_nodes,
         "numProcPerNode": job.per_node,
         "env": _environment(job),
@@ -134,7 +135,7 @@ def _pod(job: ContainerJob, *, index: str, host: str, run_id: str) -> dict[str, 
     container: dict[str, Any] = {
         "name": "node",
         "image": job.image,
-        "command": ["bash", "-c", script],
+        "command": ["bash", "-c", _as_it_is(script)],
         "env": [*_environment(job), node],
         # Workers that read data, and ranks of one node, speak by shared memory: 64 MB is a container's own.
         "volumeMounts": [_volume_mount(job), {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108
@@ -167,8 +168,13 @@ def _label(accelerator: str) -> dict[str, str]:
     return {name: value}
 
 
+def _as_it_is(text: str) -> str:
+    """Return a text that Kubernetes, which fills in `$(NAME)` and makes `$$` one `$`, gives on as it was."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
+
+
 def _environment(job: ContainerJob) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in sorted(job.environment.items())]
+    return [{"name": name, "value": _as_it_is(value)} for name, value in sorted(job.environment.items())]
 
 
 def _volume(job: ContainerJob) -> dict[str, Any]:
