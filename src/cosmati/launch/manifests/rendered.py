@@ -20,6 +20,8 @@ RENDERED: Final[dict[str, tuple[_Documents, tuple[str, ...], str]]] = {
     "dstack": (dstack.documents, dstack.OWN, "dstack apply -f FILE"),
 }
 """By name: what makes its documents, its own settings, and the command that takes them."""
+RETRIES: Final = 5
+"""What the launcher takes where nothing is said: a job that asks for so many asks for nothing."""
 _PLAIN = re.compile("/?[A-Za-z][A-Za-z0-9_./-]+")
 """No reader takes a word of two letters for a number; PyYAML itself quotes `on`, `yes`, `null` and their like."""
 _NO_WIDTH = 10**6  # lines aren't broken
@@ -29,17 +31,29 @@ _HEADER = """\
 """
 
 
-def render(engine: str, request: AttemptRequest) -> str:
+def render(engine: str, request: AttemptRequest, *, priority: int = 0, retries: int = RETRIES) -> str:
     """Return a manifest, as YAML.
 
+    Args:
+        engine: the scheduler's name.
+        request: an attempt.
+        priority: as the launcher has it: higher ones start first.
+        retries: as the launcher has them, which no scheduler counts.
+
     Raises:
-        RunError: there's none for this engine, or a setting is unknown, lacks or has no sense.
+        RunError: there's none for this engine, or a setting is unknown, lacks or has no sense, or can't be rendered.
     """
     if engine not in RENDERED:
         msg = f"There's no manifest for {engine!r}. There are {', '.join(RENDERED)}."
         raise RunError(msg)
+    if retries != RETRIES:
+        msg = (
+            f"{engine} doesn't count failures in a row that get no further, and {retries} retries were given. Leave "
+            f"out --retries, and say how often it may begin again in all: --with restarts={retries}"
+        )
+        raise RunError(msg)
     documents, own, command = RENDERED[engine]
-    made = documents(container_job(engine, request, own))
+    made = documents(container_job(engine, request, own, priority))
     text = yaml.dump_all(made, Dumper=_Quoted, sort_keys=False, width=_NO_WIDTH)
     return _HEADER.format(engine=engine, command=command) + text
 
