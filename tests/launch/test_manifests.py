@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ ENDPOINTS = {
 }
 
 
-def request_of(ranks: int = 16, max_seconds: float | None = 3600.0, **settings: str) -> AttemptRequest:
+def request_of(ranks: int = 16, *, max_seconds: float | None = 3600.0, **settings: str) -> AttemptRequest:
     program = RankProgram(
         command=("-m", "cosmati", "train", "/app/it's mine.py", "--run-folder", "/mnt/runs/gpt"),
         folder=Path("/"),
@@ -62,11 +63,37 @@ def request_of(ranks: int = 16, max_seconds: float | None = 3600.0, **settings: 
 
 def documents(engine: str, kind: str = "", **settings: str) -> list[dict[str, Any]]:
     more = {"kind": kind} if kind else {}
-    return list(yaml.safe_load_all(render(engine, request_of(**more, **settings))))
+    # SkyPilot ends no job by a clock.
+    asked = request_of(max_seconds=None if engine == "skypilot" else 3600.0, **more, **settings)
+    return list(yaml.safe_load_all(render(engine, asked)))
 
 
-def script_of(engine: str, kind: str) -> str:
-    last = documents(engine, kind)[-1]
+def as_kubernetes_gives(text: str, known: Mapping[str, str]) -> str:
+    """Return a command's or a variable's text as a container gets it, by Kubernetes' documents on `$(NAME)`."""
+    given, at = "", 0
+    while at < len(text):
+        follows = text[at + 1 : at + 2]
+        end = text.find(")", at + 2)
+        if text[at] != "$" or follows not in ("$", "("):
+            given, at = given + text[at], at + 1
+        elif follows == "$":
+            given, at = given + "$", at + 2
+        elif end < 0:
+            given, at = given + "$(", at + 2
+        else:
+            name = text[at + 2 : end]
+            given, at = given + known.get(name, f"$({name})"), end + 1
+    return given
+
+
+def script_of(engine: str, kind: str, text: str = "") -> str:
+    """Return what bash is given, of a manifest."""
+    last = list(yaml.safe_load_all(text))[-1] if text else documents(engine, kind)[-1]
+    script = _script_in(last, engine, kind)
+    return as_kubernetes_gives(script, {"OMP_NUM_THREADS": "1"}) if engine == "kubernetes" else script
+
+
+def _script_in(last: dict[str, Any], engine: str, kind: str) -> str:
     if engine == "skypilot":
         return str(last["run"])
     if engine == "dstack":
@@ -159,7 +186,7 @@ def test_without_gpus_none_are_asked_for() -> None:
 
 @pytest.mark.parametrize("engine", RENDERED)
 def test_the_header_says_that_it_is_not_tried(engine: str) -> None:
-    assert "not tried on a live cluster" in render(engine, request_of()).splitlines()[1]
+    assert "not tried on a live cluster" in render(engine, request_of(max_seconds=None)).splitlines()[1]
 
 
 @pytest.mark.parametrize(

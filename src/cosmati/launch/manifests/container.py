@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from cosmati.errors import RunError
 from cosmati.launch.agents import agent_command, check_settings, node_counts
 from cosmati.launch.engine import AttemptRequest, RankProgram
+from cosmati.launch.manifests.checks import check_given, mount_of, one_number, whole
 
 PORT = 29400
 """Where the first node's agent meets the others."""
@@ -26,7 +28,7 @@ SETTINGS = (
     "restarts",
     "volume",
 )
-_LONGEST_NAME = 40  # with what schedulers add, a host's name has 63 characters at most
+_LONGEST_NAME = 40  # with what schedulers add, a host's name has 63 characters at most; dstack takes 2 to 41
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +46,12 @@ class ContainerJob:
         image: of the container, with its tag or digest.
         volume: that all nodes share, by its scheduler's name for it.
         mount: where it's mounted: the run folder lies below.
-        cpus: of each node, empty for the scheduler's own choice.
-        memory: of each node, in GiB; empty for the scheduler's own choice.
+        cpus: of each node, 0 for the scheduler's own choice.
+        memory: of each node, in GiB; 0 for the scheduler's own choice.
         gpus: of each node.
         accelerator: which, by the scheduler's name; empty where it has one kind only.
         own: settings of one scheduler alone.
+        priority: higher ones start first; 0 where nothing is said.
     """
 
     name: str
@@ -57,15 +60,16 @@ class ContainerJob:
     num_nodes: int
     per_node: int
     restarts: int
-    max_seconds: float | None
+    max_seconds: int | None
     image: str
     volume: str
     mount: str
-    cpus: str
-    memory: str
+    cpus: int
+    memory: int
     gpus: int
     accelerator: str
     own: Mapping[str, str]
+    priority: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -104,24 +108,23 @@ class ContainerJob:
         )
 
 
-def container_job(engine: str, request: AttemptRequest, own: tuple[str, ...]) -> ContainerJob:
+def container_job(engine: str, request: AttemptRequest, own: tuple[str, ...], priority: int = 0) -> ContainerJob:
     """Return the description of what is asked for.
 
     Args:
         engine: the scheduler's name.
         request: an attempt; its settings are those of `SETTINGS`, and the scheduler's own.
         own: names of the scheduler's own settings.
+        priority: higher ones start first.
 
     Raises:
         RunError: a setting is unknown, lacks or has no sense.
     """
     given = check_settings(engine, request.settings, (*SETTINGS, *own))
-    for name, example in (("image", "ghcr.io/me/training:1"), ("volume", "runs")):
-        if name not in given:
-            msg = f"--on {engine} needs {'an' if name[0] in 'aeiou' else 'a'} {name}. Give it: --with {name}={example}"
-            raise RunError(msg)
+    check_given(engine, given)
     counts, per_node = node_counts(request.ranks, given.get("nodes", "1"))
-    mount = given.get("mount", "/mnt/runs")
+    one_number(given.get("nodes", "1"))
+    mount = mount_of(given)
     run_folder = _run_folder(request.program.command)
     if run_folder and not Path(run_folder).is_relative_to(mount):
         msg = (
@@ -135,33 +138,34 @@ def container_job(engine: str, request: AttemptRequest, own: tuple[str, ...]) ->
         python=Path(given.get("python", "python")),
         environment=request.program.environment,
     )
-    name = f"{re.sub('[^a-z0-9]+', '-', request.job.lower()).strip('-')[:_LONGEST_NAME].rstrip('-')}"
     return ContainerJob(
-        name=name if name[:1].isalpha() else f"run-{name}".rstrip("-"),
+        name=_name_of(request.job),
         program=program,
         folder=f"{mount}/.launch/{request.job}-{request.number}",
         num_nodes=counts[0],
         per_node=per_node,
-        restarts=_whole("restarts", given.get("restarts", "10")),
-        max_seconds=request.max_seconds,
+        restarts=whole(given, "restarts", 10, fewest=0),
+        # Upwards: 0 s would end it before it begins.
+        max_seconds=None if request.max_seconds is None else math.ceil(request.max_seconds),
         image=given["image"],
         volume=given["volume"],
         mount=mount,
-        cpus=given.get("cpus-per-node", ""),
-        memory=str(_whole("memory", given["memory"])) if "memory" in given else "",
-        gpus=_whole("gpus-per-node", given.get("gpus-per-node", "0")),
+        cpus=whole(given, "cpus-per-node", 0, fewest=1),
+        memory=whole(given, "memory", 0, fewest=1),
+        gpus=whole(given, "gpus-per-node", 0, fewest=0),
         accelerator=given.get("accelerator", ""),
         own={name: given[name] for name in own if name in given},
+        priority=priority,
     )
+
+
+def _name_of(job: str) -> str:
+    """Return a name that every scheduler takes: it begins with a letter, and has two characters at least."""
+    words = re.sub("[^a-z0-9]+", "-", job.lower()).strip("-")
+    name = words if words[:1].isalpha() and len(words) > 1 else f"run-{words}"
+    return name[:_LONGEST_NAME].rstrip("-")
 
 
 def _run_folder(command: tuple[str, ...]) -> str:
     words = list(command)
     return words[words.index("--run-folder") + 1] if "--run-folder" in words[:-1] else ""
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdecimal():
-        msg = f"{name}={text!r} is no whole number{' of GiB' if name == 'memory' else ''}. Give one: --with {name}=8"
-        raise RunError(msg)
-    return int(text)

@@ -5,9 +5,11 @@ Fields: Kubernetes' API of batch/v1 and core/v1, JobSet v1alpha2, Kubeflow Train
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cosmati.errors import RunError
+from cosmati.launch.manifests.checks import check_name, label_of
 from cosmati.launch.manifests.container import PORT, ContainerJob
 
 OWN = ("kind", "namespace", "queue", "runtime")
@@ -20,12 +22,28 @@ def documents(job: ContainerJob) -> list[dict[str, Any]]:
     """Return the objects to apply, as plain mappings.
 
     Raises:
-        RunError: the kind is none of them.
+        RunError: the kind is none of them, or it can't be asked for so.
     """
     kinds = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}
     kind = job.own.get("kind", "job")
     if kind not in kinds:
         msg = f"kind={kind!r} is none that can be rendered. There are {', '.join(kinds)}."
+        raise RunError(msg)
+    check_name("volume", job.volume)
+    if "namespace" in job.own:
+        check_name("namespace", job.own["namespace"], "label")
+    if "queue" in job.own:
+        check_name("queue", job.own["queue"], longest=63)  # it's a label's value too
+    if "runtime" in job.own:
+        check_name("runtime", job.own["runtime"])
+        if kind != "trainjob":
+            msg = f"A {kind} has no runtime: that's a TrainJob's. Leave it out, or give --with kind=trainjob"
+            raise RunError(msg)
+    if job.priority:
+        msg = (
+            f"Kubernetes has no number for a priority, and {job.priority} was given. Leave out --priority, and name a "
+            "queue of Kueue's, --with queue=NAME, or write your cluster's priorityClassName into the manifest."
+        )
         raise RunError(msg)
     return kinds[kind](job)
 
@@ -64,10 +82,15 @@ def _jobset(job: ContainerJob) -> list[dict[str, Any]]:
     pod = _pod(job, index="$JOB_COMPLETION_INDEX", host=host, run_id=f"{job.name}-$COSMATI_RESTART")
     pod["containers"][0]["env"].append({"name": "COSMATI_RESTART", "valueFrom": {"fieldRef": {"fieldPath": restart}}})
     template = {"spec": {**_batch(job), "backoffLimit": 0, "template": {"spec": pod}}}
+    # One that fails takes all along, and all begin again: what ranks that wait for each other need.
+    failures: dict[str, Any] = {"maxRestarts": job.restarts}
+    if job.max_seconds is not None:
+        # Else who has used up his time would be begun again, with all of it.
+        over = {"name": "over", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
+        failures["rules"] = [over]
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
-        # One that fails takes all along, and all begin again: what ranks that wait for each other need.
-        "failurePolicy": {"maxRestarts": job.restarts},
+        "failurePolicy": failures,
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": template}],
     }
     return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job), "spec": spec}]
@@ -80,7 +103,7 @@ def _trainjob(job: ContainerJob) -> list[dict[str, Any]]:
     )
     trainer: dict[str, Any] = {
         "image": job.image,
-        "command": ["bash", "-c", script],
+        "command": ["bash", "-c", _as_it_is(script)],
         "numNodes": job.num_nodes,
         "numProcPerNode": job.per_node,
         "env": _environment(job),
@@ -88,6 +111,7 @@ def _trainjob(job: ContainerJob) -> list[dict[str, Any]]:
     if resources := _resources(job):
         trainer["resourcesPerNode"] = resources
     mounted = {
+        **_chosen(job),
         "volumes": [_volume(job)],
         "containers": [{"name": "node", "volumeMounts": [_volume_mount(job)]}],
     }
@@ -109,7 +133,7 @@ def _trainjob(job: ContainerJob) -> list[dict[str, Any]]:
         "runtimePatches": [patch],
     }
     if job.max_seconds is not None:
-        spec["activeDeadlineSeconds"] = round(job.max_seconds)
+        spec["activeDeadlineSeconds"] = job.max_seconds
     return [
         {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _metadata(job), "spec": spec}
     ]
@@ -118,7 +142,7 @@ def _trainjob(job: ContainerJob) -> list[dict[str, Any]]:
 def _batch(job: ContainerJob) -> dict[str, Any]:
     """Return what a Job says of its pods: so many, each with a number."""
     count = {"completions": job.num_nodes, "parallelism": job.num_nodes, "completionMode": "Indexed"}
-    return count if job.max_seconds is None else {**count, "activeDeadlineSeconds": round(job.max_seconds)}
+    return count if job.max_seconds is None else {**count, "activeDeadlineSeconds": job.max_seconds}
 
 
 def _preemption_is_free() -> dict[str, Any]:
@@ -134,41 +158,34 @@ def _pod(job: ContainerJob, *, index: str, host: str, run_id: str) -> dict[str, 
     container: dict[str, Any] = {
         "name": "node",
         "image": job.image,
-        "command": ["bash", "-c", script],
+        "command": ["bash", "-c", _as_it_is(script)],
         "env": [*_environment(job), node],
         # Workers that read data, and ranks of one node, speak by shared memory: 64 MB is a container's own.
         "volumeMounts": [_volume_mount(job), {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108
     }
     if resources := _resources(job):
         container["resources"] = resources
-    chosen = {"nodeSelector": _label(job.accelerator)} if job.accelerator else {}
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _STOP_SECONDS,
-        **chosen,
+        **_chosen(job),
         "containers": [container],
         "volumes": [_volume(job), shared],
     }
 
 
-def _label(accelerator: str) -> dict[str, str]:
-    """Return the label of the nodes that have an accelerator.
+def _chosen(job: ContainerJob) -> dict[str, Any]:
+    """Return which nodes may be taken."""
+    return {"nodeSelector": label_of(job.accelerator)} if job.accelerator else {}
 
-    Raises:
-        RunError: it's none.
-    """
-    name, equals, value = accelerator.partition("=")
-    if not equals:
-        msg = (
-            f"accelerator={accelerator!r} names no nodes: Kubernetes has labels. Give the label that they bear: "
-            "--with accelerator=nvidia.com/gpu.product=NVIDIA-H200"
-        )
-        raise RunError(msg)
-    return {name: value}
+
+def _as_it_is(text: str) -> str:
+    """Return a text that Kubernetes, which fills in `$(NAME)` and makes `$$` one `$`, gives on as it was."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _environment(job: ContainerJob) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in sorted(job.environment.items())]
+    return [{"name": name, "value": _as_it_is(value)} for name, value in sorted(job.environment.items())]
 
 
 def _volume(job: ContainerJob) -> dict[str, Any]:
@@ -181,7 +198,7 @@ def _volume_mount(job: ContainerJob) -> dict[str, Any]:
 
 def _resources(job: ContainerJob) -> dict[str, Any]:
     wanted = {
-        **({"cpu": job.cpus} if job.cpus else {}),
+        **({"cpu": str(job.cpus)} if job.cpus else {}),
         **({"memory": f"{job.memory}Gi"} if job.memory else {}),
         **({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}),
     }
