@@ -43,6 +43,17 @@ def test_a_dry_run_of_kubernetes_is_a_manifest(tmp_path: Path, monkeypatch: pyte
     assert [one["kind"] for one in yaml.safe_load_all(text)] == ["Service", "Job"]
 
 
+def test_priority_and_retries_are_rendered_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("--with", "image=a/b:1", "--with", "volume=runs")
+    text = _dry(tmp_path, monkeypatch, "--on", "dstack", *given, "--priority", "7")
+    assert [one["priority"] for one in yaml.safe_load_all(text)] == [7]
+    for options, named in ((("--priority", "7"), "priority"), (("--retries", "9"), "restarts")):
+        command = ["launch", "train.py", "--ranks", "4", "--dry-run", "--on", "kubernetes", *given, *options]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 1
+        assert named in done.output
+
+
 @pytest.mark.parametrize("engine", ["kubernetes", "skypilot", "dstack"])
 def test_what_is_rendered_only_is_not_begun(engine: str) -> None:
     with pytest.raises(RunError, match=f"--on {engine} --dry-run"):

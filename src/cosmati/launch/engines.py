@@ -78,4 +78,6 @@ def dry_run(asked: JobRequest) -> str:
         max_seconds=asked.max_seconds,
         settings=asked.settings,
     )
-    return render_batch(request) if asked.engine == SlurmEngine.name else render(asked.engine, request)
+    if asked.engine == SlurmEngine.name:
+        return render_batch(request)
+    return render(asked.engine, request, priority=asked.priority, retries=asked.retries)
