@@ -19,6 +19,7 @@ from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.records.attempts import metrics_at
+from cosmati.train.all_ranks import meet
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.authority_watch import still_measured
 from cosmati.train.averaging import averaged, averaged_weights
@@ -225,11 +226,11 @@ class Lifecycle(KnownNames):
             torch.cuda.empty_cache()
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measure now, tell observers, and return the metrics; nothing without an `Evaluation` or an open run."""
+        """On all ranks: measure, tell observers, and return the metrics; nothing without `Evaluation` or open run."""
         evaluation = still_measured(self.evaluation, self.prepared.watch, self.clock.step)
         if evaluation is None or self._run is None:
             return {}
-        a = self.assembly
+        meet((a := self.assembly).ranks, "evaluate()")
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
@@ -241,7 +242,7 @@ class Lifecycle(KnownNames):
         return self._metrics
 
     def save(self) -> None:
-        """Write a checkpoint of this step now, if there is a folder for it and no such checkpoint yet.
+        """On all ranks: write a checkpoint of this step, if there is a folder for it and no such checkpoint yet.
 
         Raises:
             DivergenceError: weights, averages or state aren't finite: nothing is written.
@@ -250,6 +251,7 @@ class Lifecycle(KnownNames):
         self._refuse_averaged("save()")
         if self._run is None or self.assembly.config.run_folder is None:
             return
+        meet(self.assembly.ranks, "save()")
         with self.stopwatch.paused("checkpoint"):
             self.finite.look(self.clock.step)
             self.look_around()
@@ -287,12 +289,11 @@ class Lifecycle(KnownNames):
         facts = self._continuity.facts(self.clock.step, self.plan, compare_code=can_compare, keep_modes=keep_modes)
         facts["cuts"] = self.cuts.made
         taken = snapshot(self.assembly, self.methods.states, self.clock, self.plan, self.feed, facts)
-        optimizers = [scheduled.optimizer for scheduled in self.assembly.optimizers]
-        plain = [{"groups": o.param_groups, "state": list(o.state.values())} for o in optimizers]
+        own = (scheduled.optimizer for scheduled in self.assembly.optimizers)
+        plain = [{"groups": one.param_groups, "state": list(one.state.values())} for one in own]
         is_cut, ranks = self.assembly.layout.is_cut, self.assembly.ranks
         self.finite.publish(taken.tensors, self._continuity.never_finite, plain, ranks.agree if is_cut else bool)
-        # Only now: what an observer keeps may be infinite.
-        taken = with_observers(taken, self.observers, self.assembly)
+        taken = with_observers(taken, self.observers, self.assembly)  # only now: what these keep may be infinite
         return taken if is_cut else whole(taken)
 
     def __enter__(self) -> Self:
@@ -300,8 +301,7 @@ class Lifecycle(KnownNames):
         if self._opened is None:
             self._open()
         elif self._is_bare:
-            # It was opened by a step that nobody had put into a `with`.
-            self._is_bare = False
+            self._is_bare = False  # it was opened by a step that nobody had put into a `with`
             self._opened.enter_context(numerics(self.assembly))
         return self
 

@@ -15,6 +15,7 @@ from cosmati.core.method import State
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import CheckpointError, PlanError
 from cosmati.provenance.kept_vouchers import keep_given_policy
+from cosmati.train.all_ranks import all_or_none
 from cosmati.train.artifacts import with_base
 from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
@@ -107,7 +108,8 @@ def open_run(
             if news is not None:
                 run.restate(**news.facts(run.facts))
                 continuity.changed += news.changes
-        run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
+        with all_or_none(a.ranks):
+            run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
         given = p.given.policy.vouched if p.given.policy is not None else None
         if given is not None and a.config.run_folder is not None and a.plan.facts.has_ledger and a.ranks.rank == 0:
             keep_given_policy(Path(a.config.run_folder), given)  # for who resumes: `signed_policy(run=...)`

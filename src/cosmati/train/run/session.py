@@ -15,6 +15,7 @@ from torch import nn
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.plan import Plan
 from cosmati.errors import CheckpointError
+from cosmati.train.all_ranks import all_or_none
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import RunFacts
@@ -93,19 +94,18 @@ class OpenRun:
         if path is None:
             yield None
             return
-        if self._ranks.rank == 0:
-            self._folder = RunFolder.open(path, self.facts)
         try:
-            is_first = self._folder is not None
-            if is_first and self._config.checkpoint_to:
-                url = url_of_copies(self._config.checkpoint_to, path)
-                self._copies = Copies(url, self._config.num_checkpoints, path)
-                has_ledger = (path / "ledger" / "checkpoint").exists()
-                self._copies.fetch(path / "checkpoints", self._config.resume_from, has_ledger=has_ledger)
-            self._ranks.barrier()
-            with self._saying(Copies.told_of_newest):
+            is_first = self._ranks.rank == 0
+            with all_or_none(self._ranks):
+                if is_first:
+                    self._folder = RunFolder.open(path, self.facts)
+                if is_first and self._config.checkpoint_to:
+                    url = url_of_copies(self._config.checkpoint_to, path)
+                    self._copies = Copies(url, self._config.num_checkpoints, path)
+                    has_ledger = (path / "ledger" / "checkpoint").exists()
+                    self._copies.fetch(path / "checkpoints", self._config.resume_from, has_ledger=has_ledger)
+            with all_or_none(self._ranks), self._saying(Copies.told_of_newest):
                 found = choose_checkpoint(path / "checkpoints", self._config.resume_from, may_move=is_first)
-            self._ranks.barrier()
             with self._saying(Copies.give_back):
                 yield found
         except BaseException:
