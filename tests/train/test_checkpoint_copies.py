@@ -119,6 +119,9 @@ def test_the_newer_of_both_places_is_taken(tmp_path: Path, place: str) -> None:
     copies.fetch(folder, "newest", has_ledger=False)
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000007", "step-00000005"]
     assert read_checkpoint(folder / "step-00000007").roots == _checkpoint(7).roots
+    Target(place).remove(["step-00000007/state.json"])  # what isn't newer isn't even read
+    copies.fetch(folder, "newest", has_ledger=False)
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000007", "step-00000005"]
 
 
 def test_the_mark_comes_last_and_goes_first(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.train.layouts.worker import whole
 
 V = 4
 # Microbatches by case. Two ranks run 0 and 1, which ranks ask about, and then 2 and 3, as the first ones went.
-IDLE = {"idle": (1, 2), "idle later": (3,)}
+IDLE = {"idle": (1, 2), "idle later": (3,), "idle, weights rounded": (1, 2)}
 SKIPPED = {"skipped": (1,), "skipped later": (3,), "shorter": (2, 3), "longer": (0, 1)}
 GRAPHLESS = {"graphless": (1,), "graphless later": (2,)}
 ROUTES = {"routed": [(1.0, 1.0), (0.0, 1.0)]}
@@ -87,7 +87,9 @@ def main() -> None:
     model = Skips()
     selectors = {"rest": RegionSelector(params=("gate", "idle")), "blocks": RegionSelector(params=("blocks.*",))}
     regions = partition_parameters(model, selectors if case in ROUTES else None)
-    layout: Layout = (Sharded if ranks.is_parallel else Whole)(model, regions, ranks, V)
+    layout: Layout = (Sharded if ranks.is_parallel else Whole)(
+        model, regions, ranks, V, rounds=case.endswith("rounded")
+    )
     try:
         found: object = passed(case, layout, model, ranks, ROUTES.get(case, [(1.0,)] * 2) * (V // 2))
     except CosmatiError as error:

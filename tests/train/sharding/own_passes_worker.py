@@ -124,6 +124,14 @@ class Emptied(Net):
         return super().forward(rows) + self.none.sum()
 
 
+class Gapped(Net):
+    """The head's weights lie in every other element of each row's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = nn.Parameter(self.head.weight.detach().repeat_interleave(2, 1)[:, ::2])
+
+
 class Apart(nn.ModuleDict):
     def forward(self, rows: Tensor) -> Tensor:
         return self["net"](rows)  # type: ignore[no-any-return]
@@ -200,6 +208,8 @@ def main() -> None:
         "full, own loop": case(Net, "full", between=lambda _: None),
         "optimizer, a penalty": case(Net, "optimizer", penalized),
         "optimizer, nothing in a parameter": case(Emptied, "optimizer"),
+        "optimizer, a parameter with gaps": case(Gapped, "optimizer"),
+        "replicated, a parameter with gaps": case(Gapped, "replicated"),
         "replicated, nothing in a parameter": case(Emptied, "replicated"),
     }
     if RANK == 0:

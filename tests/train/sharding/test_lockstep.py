@@ -15,7 +15,18 @@ def launched(case: str, world: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", ["idle", "idle later", "unused", "routed", "graphless", "graphless later", "shorter", "longer"]
+    "case",
+    [
+        "idle",
+        "idle later",
+        "unused",
+        "routed",
+        "graphless",
+        "graphless later",
+        "shorter",
+        "longer",
+        "idle, weights rounded",
+    ],
 )
 def test_what_a_rank_has_nothing_for_changes_no_sum(case: str) -> None:
     alone = launched(case, 1)[0]

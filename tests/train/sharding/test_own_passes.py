@@ -48,4 +48,6 @@ def test_passes_of_one_s_own_have_the_bits_of_one_process_or_are_refused() -> No
                 alone[f"{sharding}, {kind}{more}"] for kind in ("plain", "checkpointed", "reentrant", "reversible")
             }
             assert len(kinds) == 1, "how a gradient is computed changes none"
+    for more in ("nothing in a parameter", "a parameter with gaps"):
+        assert alone[f"replicated, {more}"] == alone[f"optimizer, {more}"]
     assert alone["full, plain"] == alone["full, checkpointed"]
