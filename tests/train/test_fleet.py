@@ -80,6 +80,10 @@ def test_what_differs_is_told_by_rank(name: str, values: list[str], told: str) -
         assert [g.because for g in plan.guarantees if g.promise is promise] == [f"ranks run on unlike machines: {told}"]
 
 
+def test_what_is_compared_between_ranks() -> None:
+    assert {"device", "cpu_capability", "torch", "cuda", "threads", "cosmati"} <= OWN.keys()
+
+
 def test_machines_of_a_kind_may_have_more_cores() -> None:
     cores = [surroundings_of({**OWN, "device": f"A Processor, {count} cores"}) for count in (8, 64)]
     assert without_unlike(PLAN, cores) is PLAN
