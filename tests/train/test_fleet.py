@@ -84,6 +84,15 @@ def test_what_is_compared_between_ranks() -> None:
     assert {"device", "cpu_capability", "torch", "cuda", "threads", "cosmati"} <= OWN.keys()
 
 
+def test_what_chooses_other_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    told = [OWN, surroundings_of(describe_environment(torch.device("cpu")))]
+    plan = without_unlike(PLAN, told)
+    because = {g.because for g in plan.guarantees if g.promise is Promise.ELASTIC}
+    assert not plan.holds(Promise.ELASTIC)
+    assert "MKL_CBWR=COMPATIBLE on rank 1" in because.pop()
+
+
 def test_machines_of_a_kind_may_have_more_cores() -> None:
     cores = [surroundings_of({**OWN, "device": f"A Processor, {count} cores"}) for count in (8, 64)]
     assert without_unlike(PLAN, cores) is PLAN

@@ -137,11 +137,17 @@ def describe_environment(device: torch.device) -> dict[str, str]:
     }
 
 
+_CHOOSE_KERNELS = ("DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables by which libraries of kernels choose others. PyTorch's own has a fact to itself."""
+
+
 def _describe_kernels() -> str:
-    """Return the switches of PyTorch's that choose other kernels for the same operation."""
+    """Return the switches of PyTorch's and of its libraries that choose other kernels for the same operation."""
     mkldnn = "on" if torch.backends.mkldnn.enabled else "off"
     tf32 = "on" if torch.backends.cudnn.allow_tf32 else "off"
-    return f"oneDNN {mkldnn}, float32 products {torch.get_float32_matmul_precision()}, TF32 in cuDNN {tf32}"
+    chosen = [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if name in os.environ]
+    products = f"float32 products {torch.get_float32_matmul_precision()}"
+    return ", ".join([f"oneDNN {mkldnn}", products, f"TF32 in cuDNN {tf32}", *chosen])
 
 
 def describe_hardware(device: torch.device) -> str:
