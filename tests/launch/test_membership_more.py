@@ -431,9 +431,7 @@ def test_others_may_be_lost_so_often_and_the_last_cause_is_told(
             return replace(super().agree(), size=2)
 
     members = Two(0, 0, 0, 0)
-    with pytest.raises(
-        RunError, match="lost 3 times, and 2 are allowed. The last time it was DistStoreError: "
-    ) as lost:
+    with pytest.raises(RunError, match=r"lost 3 times, .* The last time it was DistStoreError: ") as lost:
         train_among(members, ended, run_folder=tmp_path, num_ranks=2, max_failures=2)
     assert members.number == 3
     assert isinstance(lost.value.__cause__, dist.DistStoreError)

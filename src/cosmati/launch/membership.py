@@ -30,6 +30,8 @@ from cosmati.launch.worker import is_of_others
 from cosmati.train.run.result import RunResult
 
 _MEET_SECONDS = 60.0
+_TRIES = 5
+"""That gloo makes to reach one, each with the whole limit."""
 _MOST_SECONDS = 1e9
 """What PyTorch and Python can count in."""
 
@@ -185,10 +187,11 @@ def _joined(group: RankGroup, size: int, wait_seconds: float) -> Iterator[None]:
     for word in ("is here", "has seen all"):
         store.set(f"rank {group.rank} {word}", "")
         store.wait([f"rank {rank} {word}" for rank in range(size)], limit)
-    # The first rank may have to watch who trains for some seconds before it knows: that is in the same minute.
-    limit = timedelta(seconds=_MEET_SECONDS)
+    limit = timedelta(seconds=_MEET_SECONDS / _TRIES)
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=size, timeout=limit)
     try:
+        # The first rank may have to watch for some seconds, however short the others are to wait later, who trains.
+        _set_pg_timeout(timedelta(seconds=_MEET_SECONDS))
         yield
     finally:
         dist.destroy_process_group()
