@@ -198,6 +198,24 @@ def test_those_who_wait_take_no_healthy_run_away(members: Members, is_open: bool
         assert members.notes(name)[-1] == "leaves"
 
 
+def test_one_that_leaves_to_agree_is_agreed_with(members: Members) -> None:
+    """Those who watch it then would else take its place, and it would wait for their look."""
+    (members.folder / "opens").touch()
+    members.plan("a")
+    first = members.begin("a", HOLDS + "\nclaim._BEAT_SECONDS = 1000.0\n")
+    members.until("a", "holds")
+    members.plan("b")
+    other = members.begin("b", SEES + "\nclaim._WATCH_SECONDS = 60.0\nagreed = lambda number: note('agreed')\n")
+    members.until("b", "agreed")
+    time.sleep(1.0)
+    (members.folder / "ends").touch()
+    errors_of(first)
+    members.until("b", "agrees", 2)
+    assert "is stale" not in members.notes("a")
+    members.plan("b")
+    errors_of(other)
+
+
 def test_one_that_is_frozen_is_fenced_off_before_any_rank_begins(members: Members) -> None:
     (members.folder / "opens").touch()
     members.plan("a")

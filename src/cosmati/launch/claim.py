@@ -119,11 +119,11 @@ def _stays_locked(path: Path) -> bool:
 
 
 def _changes(path: Path) -> bool:
-    """Return whether whoever has locked a file shows that it's alive."""
+    """Return whether whoever has locked a file shows that it's alive, if only by leaving, to agree with those here."""
     until, before = time.monotonic() + _WATCH_SECONDS, _read(path)
     while time.monotonic() < until:
         time.sleep(0.1)
-        if _read(path) != before:
+        if _read(path) != before or not is_locked(path):
             return True
     return False
 
