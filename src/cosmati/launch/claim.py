@@ -73,7 +73,7 @@ def _claim(run_folder: Path, name: str, stack: ExitStack) -> _Found:
     """Return who trains in a folder; where that's nobody, this process has it until the stack's end."""
     begun, alive = run_folder / _BEGUN, run_folder / _ALIVE
     is_own = begun.exists() and begun.read_text() == name
-    if not is_own and (_stays_locked(run_folder / LOCK) or _stays_locked(alive)):
+    if not is_own and _stays_locked(run_folder / LOCK):
         return _Found.STRANGERS
     run_folder.mkdir(parents=True, exist_ok=True)
     lock = _lock(alive)
