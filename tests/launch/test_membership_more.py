@@ -19,6 +19,7 @@ from cosmati.errors import RunError
 from cosmati.launch.membership import train_among
 from cosmati.launch.torchft import Lighthouse
 from cosmati.storage.fence import Fence
+from cosmati.storage.lock import is_locked
 from tests.launch.slurm_cluster import until
 from tests.launch.test_membership import LOST, Agreed, ended, listening
 from tests.processes import PythonProcess
@@ -479,6 +480,20 @@ def test_numbers_that_cannot_be_are_refused_by_name(tmp_path: Path, name: str, v
             train_among(members, ended, run_folder=tmp_path, **given)
         assert members.number == 0
     assert not any(tmp_path.iterdir())
+
+
+def test_who_has_trained_shows_nothing_any_more(tmp_path: Path) -> None:
+    def alive() -> bool:
+        return any(thread.name == "cosmati-alive" for thread in threading.enumerate())
+
+    def train() -> Any:
+        assert alive()
+        assert is_locked(tmp_path / "members.alive")
+        return ended()
+
+    train_among(Agreed(0), train, run_folder=tmp_path, num_ranks=1)
+    assert not is_locked(tmp_path / "members.alive")
+    until(lambda: not alive(), 10.0)
 
 
 def test_a_train_that_returns_nothing_is_told(tmp_path: Path) -> None:
