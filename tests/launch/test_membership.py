@@ -65,27 +65,6 @@ def test_who_is_not_needed_waits_for_the_next_agreement(tmp_path: Path, capsys: 
     assert not dist.is_initialized()
 
 
-def test_others_that_are_lost_are_agreed_upon_anew_and_fenced_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, tries = tmp_path / "run", 0
-
-    def train() -> RunResult:
-        nonlocal tries
-        tries += 1
-        assert (run / "epoch").exists() is (tries > 1)
-        (run / "ledger").mkdir(exist_ok=True)
-        if tries < 3:
-            raise LOST
-        return ended()
-
-    train_among(Agreed(0, 0, 0), train, run_folder=run, num_ranks=4)
-    assert tries == 3
-    assert capsys.readouterr().err.count("Others were lost (ConnectionResetError: gloo") == 2
-    assert (run / "epoch").read_text().startswith("2 ")
-    assert (run / "ledger" / "epoch").exists()
-
-
 def test_who_agreed_and_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,16 +89,6 @@ def test_somebody_else_s_run_is_not_fenced_off(tmp_path: Path) -> None:
         members.name = name
         train_among(members, ended, run_folder=tmp_path, num_ranks=1)
         assert (tmp_path / "epoch").exists() is is_fenced
-
-
-def test_others_may_be_lost_so_often(tmp_path: Path) -> None:
-    def train() -> RunResult:
-        raise LOST
-
-    with pytest.raises(RunError, match="lost 3 times, and 2 are allowed") as refused:
-        train_among(Agreed(0, 0, 0, 0), train, run_folder=tmp_path, num_ranks=1, max_failures=2)
-    assert refused.value.__cause__ is LOST
-    assert not dist.is_initialized()
 
 
 def test_an_error_of_one_s_own_is_raised(tmp_path: Path) -> None:

@@ -9,14 +9,16 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import TCPStore
 
 from cosmati.errors import MissingExtraError, RunError
-from cosmati.launch.membership import RankGroup, train_among
+from cosmati.launch.membership import RankGroup, check_begin, train_among
 from cosmati.train.run.result import RunResult
 
 _BEAT_SECONDS = 1.0
@@ -31,25 +33,30 @@ def train_with_torchft(
     num_ranks: int,
     look_seconds: float = 300.0,
     max_failures: int = 10,
+    wait_seconds: float = 1800.0,
 ) -> None:
     """Train among all processes that call this with one lighthouse, and return when the run has ended.
 
     Begin a lighthouse for each run: `torchft_lighthouse --min_replicas 1`. Where a process is lost, the others agree
     anew within its heartbeat's time and go on from the last checkpoint, in the processes that they are; one that comes
-    joins at the next look.
+    joins at the next look. One that's frozen, and not dead, keeps the others waiting for `wait_seconds`; while they
+    meet, for a minute.
 
     Args:
         train: builds a `Trainer`, calls `fit()` and returns what that returns. The process group, over gloo, is there.
-        lighthouse: its address, `http://HOST:PORT`.
+        lighthouse: its address, `http://HOST:PORT`; the same words for all, for it's the job's name.
         run_folder: of the run, absolute, on a disk that all share; the one that `train` gives its `RunConfig`.
         num_ranks: at most, a power of two that divides V.
         look_seconds: between two looks for processes that have come. Each is a stop with a checkpoint.
         max_failures: how often others may be lost to this process.
+        wait_seconds: that a rank may wait for another one, as one that is frozen and not dead: more than its slowest
+            step, checkpoint or evaluation takes.
 
     Raises:
         MissingExtraError: torchft isn't installed.
-        RunError: the lighthouse doesn't answer; the numbers or the folder are none; or others were lost too often.
+        RunError: the lighthouse doesn't answer, or has no such address; and as `train_among`.
     """
+    check_begin(run_folder, num_ranks, max_failures, look_seconds=look_seconds, wait_seconds=wait_seconds)
     with Lighthouse(lighthouse) as members:
         train_among(
             members,
@@ -58,6 +65,7 @@ def train_with_torchft(
             num_ranks=num_ranks,
             look_seconds=look_seconds,
             max_failures=max_failures,
+            wait_seconds=wait_seconds,
         )
 
 
@@ -70,7 +78,7 @@ class Lighthouse:
 
     Raises:
         MissingExtraError: torchft isn't installed.
-        RunError: the lighthouse doesn't answer.
+        RunError: the lighthouse doesn't answer, or has no such address.
     """
 
     def __init__(self, address: str, answer_seconds: float = 20.0) -> None:
@@ -78,14 +86,15 @@ class Lighthouse:
             from torchft.coordination import LighthouseClient
         except ImportError as error:
             raise MissingExtraError("A lighthouse is torchft's. Install it: pip install 'cosmati[torchft]'") from error
-        self.name = address
+        place = _place_of(address)
+        self.name = address.rstrip("/")
         self._id = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         try:
-            self._client = LighthouseClient(address, timedelta(seconds=answer_seconds))
+            self._client = LighthouseClient(self.name, timedelta(seconds=answer_seconds))
             self._client.heartbeat(self._id)
         except (OSError, RuntimeError, ValueError) as error:
-            raise _dark(address, error) from error
-        self._host = _own_address(address)
+            raise _dark(self.name, error) from error
+        self._host = _own_address(*place)
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         self._is_over = threading.Event()
 
@@ -129,11 +138,25 @@ class Lighthouse:
                 continue  # the next quorum says that it's gone
 
 
-def _own_address(lighthouse: str) -> str:
+def _place_of(address: str) -> tuple[str, int]:
+    """Return an address's host and port.
+
+    Raises:
+        RunError: it has none.
+    """
+    with suppress(ValueError, AttributeError):
+        parts = urlsplit(address)
+        is_whole = parts.scheme in ("http", "https") and parts.path in ("", "/") and not parts.query + parts.fragment
+        if is_whole and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    raise RunError(f"{address!r} is no lighthouse's address. Give http://HOST:PORT, as http://10.0.0.1:29510.")
+
+
+def _own_address(host: str, port: int) -> str:
     """Return this machine's address, as the lighthouse's machine reaches it."""
-    host, _, port = lighthouse.rpartition("/")[2].rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # nothing is sent
+    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)  # nothing is sent
         return str(probe.getsockname()[0])
 
 

@@ -150,11 +150,16 @@ def _comes_again(error: BaseException) -> bool:
     return led is not None
 
 
-def is_of_others(error: BaseException) -> bool:
-    """Return whether an error is one that a rank has because another one has ended."""
+def is_of_others(error: BaseException, num_ranks: int | None = None) -> bool:
+    """Return whether an error is one that a rank has because another one has ended.
+
+    Args:
+        error: that it has.
+        num_ranks: of its process group; None where the environment says.
+    """
     from torch.distributed import DistError
 
-    if os.environ.get("WORLD_SIZE") == "1":
+    if num_ranks == 1 or (num_ranks is None and os.environ.get("WORLD_SIZE") == "1"):
         return False  # there are none
     if isinstance(error, CosmatiError):
         return False  # which says what it is
@@ -163,7 +168,7 @@ def is_of_others(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or _LOST_OTHERS.search(str(error)) is None:
         return False
     led = error.__cause__ or error.__context__
-    return not _is_raised_by_own_code(error) or (led is not None and is_of_others(led))
+    return not _is_raised_by_own_code(error) or (led is not None and is_of_others(led, num_ranks))
 
 
 def _is_raised_by_own_code(error: BaseException) -> bool:
