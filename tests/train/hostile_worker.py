@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -59,6 +60,7 @@ def run(
 def main() -> None:
     """Run all cases."""
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "The loss has left gradients behind")  # `littered` does
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     chosen = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
