@@ -187,6 +187,7 @@ def _joined(group: RankGroup, size: int, wait_seconds: float) -> Iterator[None]:
     for word in ("is here", "has seen all"):
         store.set(f"rank {group.rank} {word}", "")
         store.wait([f"rank {rank} {word}" for rank in range(size)], limit)
+    # Collectives are given another limit below; sends and receives of the user's own keep this one.
     limit = timedelta(seconds=_MEET_SECONDS / _TRIES)
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=size, timeout=limit)
     try:
