@@ -114,6 +114,11 @@ def gathered(model: nn.Module, data: Any) -> Tensor:
     return cross_entropy(found @ found.T, torch.arange(len(found)))
 
 
+def gathered_by_rank(model: nn.Module, data: Any) -> Tensor:
+    """Each rank takes a part of what all have, as with a queue that's shared out."""
+    return gathered(model, data) * (1 + RANK)
+
+
 def hooked(model: nn.Module) -> None:
     """Sum gradients as DDP would; the name of what is called isn't in the code."""
 
@@ -196,6 +201,7 @@ def main() -> None:
         "told by the first": case(told_by_first, data=batches()),
         "written by the first": case(written_by_first, data=batches()),
         "a gathering loss": case(gathered, data=batches()),
+        "a gathering loss by rank": case(gathered_by_rank, data=batches()),
         "a hook that sums": case(data=batches(), prepare=hooked),
         "other code on one rank": case(of_the_same_name, data=batches()),
         "other code on one rank, own loop": case(of_the_same_name, steps=batches()),

@@ -47,6 +47,7 @@ def test_what_is_unlike_on_two_ranks_is_told() -> None:
     for promise in ("parity", "elastic"):
         assert f"{promise} model or loss call all_gather(): what they compute" in both["a gathering loss"]
         assert f"{promise} model, loss or a hook {MET}" in both["a hook that sums"]
+    assert "elastic model or loss call" in both["a gathering loss by rank"], "what's known to be unlike isn't refused"
     assert "elastic model or loss call all_gather()" in alone["a gathering loss"]
     assert "parity" not in alone["a gathering loss"]
     assert both["written by the first"].startswith("PlanError: The ranks have been given different runs: loss")

@@ -226,7 +226,7 @@ class Continuity:
             raise ChangedRunError(msg)
 
     def _compare_ranks(self, data: Data) -> None:
-        """Refuse ranks that compute unlike losses, though what is around them and in them is the same.
+        """Refuse ranks that compute unlike losses, where nothing is known by which they may.
 
         Raises:
             PlanError: on all ranks.
@@ -240,9 +240,9 @@ class Continuity:
             surroundings_of(self._environment),
             {name: value for name, value in self._identity.items() if name.startswith("model.contents.")},
         ]
-        told = ranks.told_by_all({"around": around, "losses": self._losses()})
+        told = ranks.told_by_all({"around": around, "meets": ranks.has_met, "losses": self._losses()})
         losses = [one["losses"] for one in told]
-        if any(one["around"] != told[0]["around"] for one in told) or any(not one or None in one for one in losses):
+        if any(one["meets"] or one["around"] != told[0]["around"] or None in (one["losses"] or [None]) for one in told):
             return  # Promises are withdrawn for what they differ in, or there's nothing to compare.
         rank = next((rank for rank, one in enumerate(losses) if one != losses[0]), None)
         if rank is not None and not self._holds_unlike_numbers():
