@@ -54,6 +54,18 @@ def test_ranks_with_unlike_threads_promise_less(tmp_path: Path, other: str, beca
         assert because in held[name].because
 
 
+@pytest.mark.parametrize("threads", ["1 + rank", "1"])
+def test_unlike_machines_may_compute_unlike_losses_and_like_ones_may_not(tmp_path: Path, threads: str) -> None:
+    scaled = "lambda model, data: torch.nn.functional.cross_entropy(model(data[0]), data[1]) * (1 + rank)"
+    other = f"torch.set_num_threads({threads}); Classification = lambda _: {scaled}"
+    if threads == "1":
+        with pytest.raises(AssertionError, match="PlanError: A fixed microbatch has the loss"):
+            _run(tmp_path, other)
+    else:
+        held = {one.name: one for one in _run(tmp_path, other).guarantees}
+        assert "unlike machines" in held["elastic"].because
+
+
 def test_ranks_with_unlike_releases_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"unlike releases of torch: .* on rank 0, 2.9.1 on rank 1"):
         _run(tmp_path, "torch.__version__ = '2.9.1+cpu' if rank else torch.__version__")
