@@ -435,25 +435,31 @@ def test_a_wrong_file_of_trust_is_told_what_is_wrong(tmp_path: Path, text: str) 
 
 
 def test_a_ledger_is_copied_whole_while_its_run_goes_on(tmp_path: Path) -> None:
+    """The writer is let on by each copy: it has something to write during each, however fast or slow it is."""
     writer = write_run(tmp_path / "ledger", SigningKey.generate("example.com/run-1"), 3, every=1)
-    is_over = threading.Event()
+    may_write, has_written = threading.Semaphore(0), threading.Event()
+    sizes = [verify_ledger(copy_ledger(tmp_path / "ledger", tmp_path / "before")).size]
 
     def go_on() -> None:
-        step = 3
-        while not is_over.is_set() and step < 400:
+        for step in range(3, 403):
+            may_write.acquire()
             append_steps(writer, range(step, step + 1))
-            step += 1
+            has_written.set()
 
     thread = threading.Thread(target=go_on)
     thread.start()
     try:
-        sizes = [verify_ledger(copy_ledger(tmp_path / "ledger", tmp_path / f"copy-{n}")).size for n in range(8)]
+        for n in range(8):
+            may_write.release(50)
+            sizes.append(verify_ledger(copy_ledger(tmp_path / "ledger", tmp_path / f"copy-{n}")).size)
+            assert has_written.wait(60)
     finally:
-        is_over.set()
+        may_write.release(400)
         thread.join()
         writer.close()
+    sizes.append(verify_ledger(copy_ledger(tmp_path / "ledger", tmp_path / "after")).size)
     assert sizes == sorted(sizes)
-    assert sizes[-1] > sizes[0]
+    assert sizes[0] < sizes[-2] <= sizes[-1] == 1 + 403 + 100
 
 
 def test_a_tile_whose_parts_go_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
