@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from cosmati.cli.main import app
 from cosmati.errors import RunError
-from cosmati.launch import study_array, study_task
+from cosmati.launch import array_jobs, study_array, study_task
 from cosmati.launch.studies import cluster_of
 from cosmati.launch.study_array import SlurmStudy
 from cosmati.launch.study_task import ArrayPlan
@@ -126,7 +126,8 @@ class PlayedSlurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedSlurm]:
     played, threads = PlayedSlurm(), torch.get_num_threads()
-    monkeypatch.setattr(study_array, "ask_slurm", played)
+    for module in (study_array, array_jobs):
+        monkeypatch.setattr(module, "ask_slurm", played)
     monkeypatch.setattr(study_array, "_POLL_SECONDS", 0.0)
     yield played
     torch.set_num_threads(threads)
@@ -547,6 +548,29 @@ def test_a_controller_that_falls_silent_at_the_beginning_cancels_nothing(
     slurm.go_on = slurm.run_one
     assert not any(one.error for one in run_on(file, folder).runs)
     assert not [words for words in slurm.asked if words[0] == "sbatch"]
+
+
+@pytest.mark.parametrize("while_asking", ["srun", "squeue", "sbatch"])
+def test_ctrl_c_ends_what_goes_on_from_before_too(
+    slurm: PlayedSlurm, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_asking: str
+) -> None:
+    """Whatever the command is doing then: asking for the hardware, looking for arrays, or submitting a further one."""
+    folder, ask = tmp_path / "array", getattr(slurm, while_asking)
+    if while_asking != "sbatch":
+        leave(slurm, file, folder, 2)
+    slurm.arrays["9"] = tmp_path / "other" / "slurm" / "array-0", []
+
+    def interrupted(*arguments: str) -> str:
+        said = ask(*arguments) if while_asking == "sbatch" else ""  # Slurm has it by then, and its number isn't known
+        monkeypatch.setattr(slurm, while_asking, ask)
+        raise KeyboardInterrupt(said)
+
+    monkeypatch.setattr(slurm, while_asking, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_on(file, folder)
+    assert [*slurm.arrays] == ["9"]  # another study's
+    assert (folder / "slurm" / "array-0" / "stop").exists()
+    assert not any(one.error for one in run_on(file, folder).runs)
 
 
 def test_an_array_s_folder_is_new_though_earlier_ones_were_taken_away(

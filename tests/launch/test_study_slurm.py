@@ -103,3 +103,19 @@ def test_ctrl_c_cancels_the_array(cluster: object, tmp_path: Path) -> None:
     assert reached(run_in(file, folder, SlurmStudy(str(file), folder, 4, {}))) == reached(
         run_in(file, tmp_path / "local")
     )
+
+
+def test_ctrl_c_of_a_study_begun_again_cancels_the_array_of_before(cluster: object, tmp_path: Path) -> None:
+    """While it asks for the hardware, before it has looked for arrays."""
+    file, folder = study_file(tmp_path), tmp_path / "study"
+    (tmp_path / "stall").touch()
+    process = begin(file, folder)
+    starts = until_the_long_runs_wait(file, folder)
+    process.kill()
+    process.wait()
+    again = begin(file, folder)
+    until(lambda: subprocess.run(["pgrep", "-x", "-P", str(again.pid), "srun"], capture_output=True).returncode == 0)
+    again.send_signal(signal.SIGINT)
+    assert again.wait(60) == 130
+    until(lambda: not [one for one in starts if Path(f"/proc/{one[-2]}").exists()], 30.0)
+    assert len(_long(file)) == 2

@@ -10,13 +10,12 @@ on. In the study's folder, on a disk that all nodes share:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from typing import Self, TypeVar, cast
 
 from cosmati.errors import RunError
 from cosmati.launch.agents import check_settings, count_of
+from cosmati.launch.array_jobs import arrays_of, cancel, cancel_all, tasks_of
 from cosmati.launch.slurm import OPTIONS, as_name, ask_slurm, one_line
 from cosmati.launch.study_task import (
     ARRAY_FILE,
@@ -40,7 +40,7 @@ from cosmati.study.lines import made_folder, readable, writable
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-_ARRAY, _SCRIPT, _STOP = "array-", "array.sbatch", "stop"
+_ARRAY, _SCRIPT = "array-", "array.sbatch"
 _REQUEUES = 3
 _MOST_TASKS = 1000
 """Of one array: Slurm's own limit where nobody has changed it. The rest comes in a further one."""
@@ -161,7 +161,11 @@ class SlurmStudy:
         options = [f"--{name}={value}" for name, value in self._options().items()]
         alone = ["--exclusive"] if exclusive else []
         module = [sys.executable, "-m", "cosmati.launch.study_task"]
-        return ask_slurm("srun", "--nodes=1", "--ntasks=1", *alone, *options, *module, *words, max_seconds=None)
+        try:
+            return ask_slurm("srun", "--nodes=1", "--ntasks=1", *alone, *options, *module, *words, max_seconds=None)
+        except KeyboardInterrupt:
+            cancel_all({}, self._folder)
+            raise
 
 
 _TEMPLATE = """\
@@ -268,14 +272,9 @@ class SlurmArrays(Jobs):
         Raises:
             RunError: Slurm doesn't say.
         """
-        arrays = {}
-        listed = ask_slurm("squeue", "--noheader", "--me", "--format=%F %k").splitlines()
-        for job, _, comment in {tuple(line.partition(" ")) for line in listed}:
-            folder = Path(comment.strip())
-            if folder.parent == self._results.parent:
-                arrays[job] = folder
+        arrays = arrays_of(self._results.parent)
         # A controller that says nothing now isn't one that has nothing: then nothing is cancelled, and nothing begun.
-        tasks = _tasks_of(arrays)
+        tasks = tasks_of(arrays)
         self._arrays |= arrays
         planned, found = {job: self._planned(folder) for job, folder in arrays.items()}, {}
         for job, number in tasks:
@@ -283,7 +282,7 @@ class SlurmArrays(Jobs):
             if cell in cells:
                 found[cell] = job, number
         for job in set(self._arrays) - {job for job, _ in found.values()}:
-            self._cancel(job)
+            cancel(job, self._arrays.pop(job))
         return found
 
     @staticmethod
@@ -313,7 +312,7 @@ class SlurmArrays(Jobs):
     def _there(self) -> set[tuple[str, int]] | None:
         """Return the tasks, by job and number, that Slurm still has; None where it doesn't say."""
         try:
-            tasks = _tasks_of(self._arrays)
+            tasks = tasks_of(self._arrays)
         except RunError:
             return None
         with readable(self._results):
@@ -330,16 +329,6 @@ class SlurmArrays(Jobs):
         )
         return FailedCall(RunError(msg))
 
-    def _cancel(self, job: str) -> None:
-        with contextlib.suppress(OSError):  # a disk that is lost or full keeps nothing from being cancelled
-            (self._arrays.pop(job) / _STOP).touch()
-        try:
-            ask_slurm("scancel", job)
-        except RunError as error:
-            if "Invalid job id" not in str(error):
-                msg = f"Slurm's job {job} goes on: {error} Then cancel it, or begin the study again: scancel {job}"
-                raise RunError(msg) from error
-
     def __enter__(self) -> Self:
         """Begin; the array is submitted with the calls."""
         return self
@@ -352,22 +341,7 @@ class SlurmArrays(Jobs):
         Raises:
             RunError: something can't be cancelled; everything else is.
         """
-        with contextlib.ExitStack() as left:
-            for job in list(self._arrays):
-                left.callback(self._cancel, job)
-
-
-def _tasks_of(arrays: Collection[str]) -> set[tuple[str, int]]:
-    """Return the tasks of these jobs, by job and number, that Slurm still has.
-
-    Raises:
-        RunError: it doesn't say.
-    """
-    if not arrays:
-        return set()
-    listed = ask_slurm("squeue", "--noheader", "--me", "--array", "--format=%F %K")
-    tasks = (line.split() for line in listed.splitlines())
-    return {(job, int(number)) for job, number in tasks if job in arrays}
+        cancel_all(self._arrays, self._results.parent if kind is KeyboardInterrupt else None)
 
 
 def _result_in(path: Path) -> TaskResult | None:
