@@ -114,7 +114,8 @@ def test_ctrl_c_of_a_study_begun_again_cancels_the_array_of_before(cluster: obje
     process.kill()
     process.wait()
     again = begin(file, folder)
-    until(lambda: subprocess.run(["pgrep", "-x", "-P", str(again.pid), "srun"], capture_output=True).returncode == 0)
+    asking = ["pgrep", "-x", "-P", str(again.pid), "srun"]
+    until(lambda: subprocess.run(asking, check=False, capture_output=True).returncode == 0)
     again.send_signal(signal.SIGINT)
     assert again.wait(60) == 130
     until(lambda: not [one for one in starts if Path(f"/proc/{one[-2]}").exists()], 30.0)
