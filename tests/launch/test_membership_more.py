@@ -71,10 +71,13 @@ def agreed(number):
     pass
 
 
-def reduce_until(is_over):
-    while not is_over():
-        dist.all_reduce(torch.ones(1))
+def reduce_until(*are_over):
+    said = torch.zeros(len(are_over))
+    while not said.any():  # alike on all ranks: one that left alone would be lost to the others
+        said = torch.tensor([float(bool(is_over())) for is_over in are_over])
+        dist.all_reduce(said, dist.ReduceOp.MAX)
         time.sleep(0.02)
+    return said.tolist()
 
 
 def train():
@@ -380,14 +383,10 @@ def train():
     times.append(name)
     if len(times) == 1:  # it listens to one look
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-    is_over = torch.zeros(1)
-    while not is_over.item() and not (folder / "ends").exists():
-        is_over = torch.tensor([float(bool(told))])
-        dist.all_reduce(is_over, dist.ReduceOp.MAX)
-        time.sleep(0.02)
+    is_stopped, _ = reduce_until(lambda: told, (folder / "ends").exists)
     signal.signal(signal.SIGTERM, before)
     note("looked" if told else "was told")
-    return ended("stopped" if is_over.item() else "completed")
+    return ended("stopped" if is_stopped else "completed")
 """
 
 
