@@ -23,6 +23,7 @@ OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_re
   tests/train/test_signed_only.py tests/train/test_signed_policy.py tests/train/test_replay_signed.py tests/train/test_prepared_watch.py \
   tests/train/test_many_authorities.py tests/train/test_followed_policy.py tests/train/isolated/test_revoked.py tests/train/isolated/test_revoked_and_prepared.py \
   tests/train/test_policy_change.py tests/train/test_joint_vouched.py tests/tampering tests/worked_examples tests/test_dataclasses.py
+SLURM := slurmctld slurmd slurm-client munge
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
@@ -47,9 +48,9 @@ slow: $(VENV)/.with-test ## run the tests that the default suite leaves out
 extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own
 	$(VENV)-extras/bin/python -m pytest -n 2 $(OTHER_TESTS)
 
-test-slurm: $(VENV)/.with-test ## kill nodes of a Slurm cluster on this machine (Debian's slurmctld, slurmd, slurm-client, munge)
-	@$(BIN)/python -c 'from tools.slurm_on_one_host import missing_programs; import sys; lacks = missing_programs(); \
-	  sys.exit(f"Slurm lacks {lacks}. As root: apt-get install slurmctld slurmd slurm-client munge" if lacks else 0)'
+test-slurm: $(VENV)/.with-test ## kill nodes of a Slurm cluster on this machine; as root, it installs Debian's packages where they're absent
+	@$(BIN)/python -c 'import sys; from tools.slurm_on_one_host import missing_programs; sys.exit(bool(missing_programs()))' || \
+	  { set -x; apt-get update --quiet=2 && apt-get install --yes $(SLURM); } || { echo "Slurm is absent. As root: apt-get install $(SLURM)"; exit 1; } >&2
 	$(BIN)/python -m pytest -n 0 -m slurm tests/launch
 
 test-ray: $(VENV)-ray/.with-ray ## kill nodes of a Ray cluster on this machine, in an environment of its own

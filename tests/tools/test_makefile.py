@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -84,3 +85,27 @@ def test_the_quickstart_is_installed_with_or_without_what_it_signs_with(
 
 def test_no_other_environment_signs_by_the_way(tmp_path: Path) -> None:
     assert "authority" not in installed(tmp_path / "env", "TORCH=cuda", what=".with-test")
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_slurm_is_installed_where_it_is_absent(tmp_path: Path, is_root: bool) -> None:
+    """Debian's programs are played: who isn't root is told what to ask for, and no test is said to have passed."""
+    folder, programs = tmp_path / "env", tmp_path / "programs"
+    (folder / "bin").mkdir(parents=True)
+    programs.mkdir()
+    log, python, install = tmp_path / "log", folder / "bin" / "python", programs / "apt-get"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 1\necho tests "$@" >> {log}\n')
+    install.write_text(f'#!/bin/sh\necho installs "$@" >> {log}\n[ "$1" = update ] || exit {int(not is_root)}\n')
+    for path in (python, install):
+        path.chmod(0o755)
+    for stamp in (".made", ".with-torch", ".with-test"):
+        (folder / stamp).touch()
+    command = ["make", "-C", str(ROOT), f"VENV={folder}", "test-slurm"]
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    update, *lines = log.read_text().splitlines()
+    assert update.startswith("installs update")
+    assert lines[0].split()[:3] == ["installs", "install", "--yes"]
+    assert {"slurmctld", "slurmd", "slurm-client", "munge"} <= {*lines[0].split()}
+    assert (done.returncode == 0, [line.split()[0] for line in lines[1:]]) == (is_root, ["tests"] * is_root)
+    assert is_root or "As root: apt-get install slurmctld" in done.stderr
