@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--quick] [--only TEXT]`: run benchmarks, write results to `benchmarks/results/`."""
+"""`python -m benchmarks [NAME ...] [--quick] [--only TEXT] [--rounds N]`: results go to `benchmarks/results/`."""
 
 from __future__ import annotations
 
@@ -67,15 +67,25 @@ def main() -> None:
         metavar="TEXT",
         help=f"only results that have this in their name, of {' or '.join(WITH_CASES)}: --only ddp_07m_512_v2",
     )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=0,
+        metavar="N",
+        help=f"rounds of each result of {' or '.join(WITH_CASES)}, where a difference is small and the machine noisy",
+    )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     names, told = arguments.names or list(BENCHMARKS), {}
-    if arguments.only:
-        if not set(names) <= set(WITH_CASES):
-            parser.error(f"--only is for {' and '.join(WITH_CASES)}: name one of them")
-        told = {"only": arguments.only}
+    for option in ("only", "rounds"):
+        if value := getattr(arguments, option):
+            if not set(names) <= set(WITH_CASES):
+                parser.error(f"--{option} is for {' and '.join(WITH_CASES)}: name one of them")
+            told[option] = value
+    if arguments.rounds < 0 or arguments.rounds == 1:
+        parser.error("--rounds 2 or more, for quartiles")
     is_any = False
     for name in names:
         if tables := BENCHMARKS[name](quick=arguments.quick, **told):

@@ -156,20 +156,26 @@ def memory() -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(*, quick: bool, only: str = "") -> str:
-    """Run the benchmark, write those results whose names hold `only`, and return the tables."""
+def run(*, quick: bool, only: str = "", rounds: int = 0) -> str:
+    """Run the benchmark, write those results whose names hold `only`, and return the tables.
+
+    Args:
+        quick: see that it runs.
+        only: part of a result's name.
+        rounds: of each result; 0 for as many as usual.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     tables = []
     try:
         for name in SIZES[:1] if quick else SIZES:
             for v in (2,) if quick else (1, 2, 4, 8, 64):
-                rounds = 2 if quick else 5 if v == 64 else 15
+                usual = 2 if quick else 5 if v == 64 else 15
                 label = name.replace(", ", "_").replace(" ", "_").replace(".", "").lower()
                 result = f"accumulation_{label}_v{v}{'_quick' if quick else ''}"
                 if only in result:
                     notes = {"clock": CLOCK, "parameters": count_parameters(Task(name).model()), "V": v}
-                    tables.append(write(result, compare(name, v, rounds), notes))
+                    tables.append(write(result, compare(name, v, rounds or usual), notes))
         if not only:
             tables.append(memory())
     finally:

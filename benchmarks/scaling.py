@@ -160,8 +160,14 @@ def _launched(asked: dict[str, Any]) -> Any:  # noqa: ANN401  (rows, or MiB)
         return json.loads((Path(folder) / "found.json").read_text())
 
 
-def run(*, quick: bool = False, only: str = "") -> str:
-    """Write `results/scaling_*` whose names hold `only`, and return the tables."""
+def run(*, quick: bool = False, only: str = "", rounds: int = 0) -> str:
+    """Write `results/scaling_*` whose names hold `only`, and return the tables.
+
+    Args:
+        quick: see that it runs.
+        only: part of a result's name.
+        rounds: of each result; 0 for as many as usual.
+    """
     cases = [(size, tokens, v) for size in SIZES for tokens in TOKENS for v in (2, 4, 8)]
     tables = []
     for peer, (size, tokens, v) in product(ARMS, cases[:1] if quick else cases):
@@ -172,7 +178,7 @@ def run(*, quick: bool = False, only: str = "") -> str:
         together = min(_TOGETHER, steps)
         turns = steps // together
         asked = {"arms": ARMS[peer], "size": size, "tokens": tokens, "v": v, "together": together, "turns": turns}
-        rows = [Row(**row) for row in _launched({**asked, "rounds": 3 if quick else 9})]
+        rows = [Row(**row) for row in _launched({**asked, "rounds": rounds or (3 if quick else 9)})]
         memory = {arm: _launched({**asked, "rounds": 0, "alone": arm}) for arm in ARMS[peer] if "again" not in arm}
         notes = {
             "clock": "wall clock, to the slower rank's end",

@@ -51,6 +51,18 @@ def test_only_what_is_named_runs(
     assert capsys.readouterr().out.split() == expected
 
 
+def test_as_many_rounds_as_asked_for(written: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = []
+    monkeypatch.setattr(
+        scaling, "_launched", lambda asked: rounds.append(asked["rounds"]) or (1.0 if "alone" in asked else [])
+    )
+    monkeypatch.setattr(accumulation, "compare", lambda *asked: rounds.append(asked[-1]) or [])
+    for more in ((), ("--rounds", "40")):
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "accumulation", "scaling", "--only", "v8", *more])
+        command.main()
+    assert [n for n in rounds if n] == [15] * 3 + [9] * 8 + [40] * 11  # 0: of resident memory
+
+
 def test_without_it_all_cases_run(written: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "accumulation", "scaling"])
     command.main()
@@ -63,6 +75,9 @@ def test_without_it_all_cases_run(written: list[str], monkeypatch: pytest.Monkey
         (["scaling", "--only", "ddp_7m"], "no result has 'ddp_7m' in its name"),
         (["streaming", "--only", "v2"], "--only is for accumulation and scaling"),
         (["--only", "v2"], "--only is for accumulation and scaling"),
+        (["streaming", "--rounds", "20"], "--rounds is for accumulation and scaling"),
+        (["scaling", "--rounds", "1"], "--rounds 2 or more"),
+        (["scaling", "--rounds", "-2"], "--rounds 2 or more"),
     ],
 )
 def test_what_names_nothing_is_refused(
