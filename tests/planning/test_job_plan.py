@@ -221,6 +221,23 @@ def test_this_machine_is_measured() -> None:
     assert device.memory_gb == own_memory() / 1e9
 
 
+@pytest.mark.parametrize(("seconds", "side", "calls"), [(1e-3, 1024, 3), (0.5, 256, 1)])
+def test_a_processor_that_is_slow_at_a_type_is_measured_by_small_products(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, side: int, calls: int
+) -> None:
+    """Without the instructions a product of bfloat16 takes 50 times as long, and the plan took 15 s."""
+    asked = []
+
+    def fastest(work: Any) -> float:
+        asked.append(work())
+        return seconds
+
+    monkeypatch.setattr(devices, "_fastest", fastest)
+    assert devices._tflops(torch.bfloat16) == 2 * side**3 / seconds / 1e12
+    assert [one.dtype for one in asked] == [torch.bfloat16] * calls
+    assert asked[-1].shape == (side, side)
+
+
 def test_a_container_has_its_own_limit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(devices, "_CGROUP_LIMIT", limit)

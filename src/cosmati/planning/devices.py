@@ -19,9 +19,11 @@ from cosmati.errors import PlanError
 from cosmati.planning.figures import refuse_beyond, refuse_parts
 
 DEVICES_FILE = "devices.toml"
-_SIDE, _COPIED = 1024, 1 << 26
+_SIDES, _COPIED = (256, 512, 1024), 1 << 26
 """Of the matrices whose product is timed, and bytes of what is copied: beyond any cache."""
 _REPEATS = 5
+_LONG_SECONDS = 0.02
+"""That one product takes: a larger one then says no more. Processors without bfloat16 take seconds for it."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -123,20 +125,25 @@ def _table() -> dict[str, dict[str, object]]:
 
 def _measured_here() -> dict[str, object]:
     """Time products and a copy, with as many threads as this process has."""
-    peaks = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left = torch.ones(_SIDE, _SIDE, dtype=dtype)
-        peaks[dtype] = 2 * _SIDE**3 / _fastest(lambda left=left: left @ left) / 1e12  # type: ignore[misc]
     source = torch.ones(_COPIED, dtype=torch.uint8)
     target = torch.empty_like(source)
     return {
         "memory_gb": own_memory() / 1e9,
-        "fp32_tflops": peaks[torch.float32],
-        "bf16_tflops": peaks[torch.bfloat16],
+        "fp32_tflops": _tflops(torch.float32),
+        "bf16_tflops": _tflops(torch.bfloat16),
         "memory_gb_per_second": 2 * _COPIED / _fastest(lambda: target.copy_(source)) / 1e9,
         "ranks_per_node": os.cpu_count() or 1,
         "is_here": True,
     }
+
+
+def _tflops(dtype: torch.dtype) -> float:
+    for side in _SIDES:
+        left = torch.ones(side, side, dtype=dtype)
+        seconds = _fastest(lambda left=left: left @ left)  # type: ignore[misc]
+        if seconds > _LONG_SECONDS:
+            break
+    return 2 * side**3 / seconds / 1e12
 
 
 def _fastest(work: Callable[[], object]) -> float:
