@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cosmati.errors import PlanError
-from cosmati.optim import Sophia
+from cosmati.optim import SGD, SGDW, AdamW, Lion, Sophia
 from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
+from cosmati.optim.optimizers import Optimizer
 from cosmati.optim.schedule_free import ScheduleFree
 from cosmati.optim.sgdw import DecoupledMomentum
 from cosmati.optim.soap import EigenbasisAdam
@@ -256,3 +257,34 @@ def test_normuon_takes_options_of_single_groups() -> None:
     ]
     assert all(torch.equal(*pair) for pair in zip(together, alone, strict=True))
     assert len({tuple(p.flatten().tolist()) for p in together}) == len(options), "each option acts"
+
+
+STEPPED = [
+    SGD(lr=0.1, momentum=0.9),
+    SGD(lr=0.1),
+    SGDW(lr=0.1, momentum=0.9, nesterov=True),
+    AdamW(lr=0.1),
+    Lion(lr=0.1),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("optimizer", STEPPED, ids=lambda one: type(one).__name__)
+def test_bits_do_not_follow_from_who_is_stepped_together(optimizer: Optimizer, dtype: torch.dtype) -> None:
+    """Ranks that share an optimizer out step other parameters each, and some learn later than others."""
+
+    def stepped(*, is_together: bool) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        weights = [Parameter(torch.randn(50, generator=generator).to(dtype)) for _ in range(3)]
+        parts = [[*enumerate(weights)]] if is_together else [[one] for one in enumerate(weights)]
+        built = [optimizer.build([(f"w{index}", weight) for index, weight in part]) for part in parts]
+        for number in range(4):
+            for index, weight in enumerate(weights):
+                drawn = torch.randn(50, generator=generator).to(dtype)
+                weight.grad = drawn if number >= index else None
+            for one in built:
+                one.step()
+        return [weight.detach() for weight in weights]
+
+    for one, other in zip(stepped(is_together=True), stepped(is_together=False), strict=True):
+        assert torch.equal(one, other)

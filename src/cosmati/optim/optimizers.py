@@ -121,7 +121,7 @@ class SGD(Optimizer):
             self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
-            **_implementation(fused=self.fused),
+            **_implementation(fused=self.fused, foreach=not (self.momentum and _has_narrow(named_parameters))),
         )
 
 
@@ -261,12 +261,19 @@ def parameter_groups(named_parameters: Named, weight_decay: float, *, decay_vect
     return [group for group in groups if group["params"]]
 
 
-def _implementation(*, fused: bool) -> dict[str, bool]:
+def _has_narrow(named_parameters: Named) -> bool:
+    return any(p.is_cpu and p.dtype in (torch.bfloat16, torch.float16) for _, p in named_parameters)
+
+
+def _implementation(*, fused: bool, foreach: bool = True) -> dict[str, bool]:
     """Choose among PyTorch's implementations.
 
     foreach gives the bits of the plain loop, whatever the number of threads and wherever a parameter is cut
     into shards. fused is 3 to 4 times as fast on CPU (4.8M parameters, AdamW, 1 thread: 3.4 ms for 13.1;
     29,000: 0.35 for 1.09), and its bits depend on the cut: they changed in 26 of 434 for AdamW, 99 for SGD
     with momentum. So it is asked for by name.
+
+    SGD's momentum in narrow types takes the plain loop on a processor: there foreach rounds the momentum to the type,
+    and doesn't where a parameter of the list has none yet, so that bits would follow from who is stepped together.
     """
-    return {"fused": True} if fused else {"foreach": True}
+    return {"fused": True} if fused else {"foreach": foreach}

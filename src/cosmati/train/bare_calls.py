@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.optim import optimizer as torch_optimizer
 
+from cosmati.optim.in_cache import in_cache
+
 _BACKWARD = Tensor.backward
 # PyTorch puts one such wrapper around the `step` of each class of optimizers.
 _PROFILED = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
@@ -57,4 +59,9 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         or torch._C._autograd._profiler_enabled()  # noqa: SLF001
     ):
         return optimizer.step
-    return partial(method.__wrapped__, optimizer)  # type: ignore[attr-defined]
+    return partial(_step_in_cache, method.__wrapped__, optimizer)  # type: ignore[attr-defined]
+
+
+def _step_in_cache(step: Callable[[torch.optim.Optimizer], object], optimizer: torch.optim.Optimizer) -> None:
+    with in_cache(optimizer):
+        step(optimizer)
