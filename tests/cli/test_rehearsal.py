@@ -63,7 +63,10 @@ def test_another_call_changes_nothing(tmp_path: Path) -> None:
     first, _ = rehearse(tmp_path / "rehearsal", data, quickstart_policy())
     before = files(tmp_path / "rehearsal")
     again, policy = rehearse(tmp_path / "rehearsal", data, quickstart_policy())
-    assert files(tmp_path / "rehearsal") == before
+    after = files(tmp_path / "rehearsal")
+    assert after.keys() == before.keys()
+    # When authorities were last asked moves with the second.
+    assert {path.name for path in after if after[path] != before[path]} <= {"asked"}
     assert again.root == first.root
     assert policy.vouched is not None
     assert policy.vouched.number == 1
