@@ -18,6 +18,7 @@ from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
 from cosmati.optim.optimizers import Optimizer
+from cosmati.optim.piecewise import demands_of
 from cosmati.optim.schedule_free import ScheduleFree
 from cosmati.optim.sgdw import DecoupledMomentum
 from cosmati.optim.soap import EigenbasisAdam
@@ -288,3 +289,15 @@ def test_bits_do_not_follow_from_who_is_stepped_together(optimizer: Optimizer, d
 
     for one, other in zip(stepped(is_together=True), stepped(is_together=False), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_ready_built_sgd_whose_bits_follow_from_its_list_keeps_it_on_one_rank() -> None:
+    narrow, wide = ([Parameter(torch.zeros(4, dtype=t)) for _ in range(3)] for t in (torch.bfloat16, torch.float32))
+    for options, is_together in (
+        ({"momentum": 0.9, "foreach": True}, True),
+        ({"momentum": 0.9}, False),
+        ({"foreach": True}, False),
+    ):
+        demands = demands_of(torch.optim.SGD([*narrow, *wide], lr=0.1, **options))
+        assert [[id(p) for p in unit] for unit in demands.together] == [[id(p) for p in narrow]] * is_together
+        assert {id(p) for p in demands.divisible} == {id(p) for p in (wide if is_together else [*narrow, *wide])}

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmati.optim.piecewise import bound_to_list
+
 _ELEMENTS = 1 << 17
 """Together: with gradient, state and what's between, 2.5 MiB in float32."""
-_WIDE = (torch.float32, torch.float64)
 _ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """These keep all that they know in the state of each parameter, and nothing in a group."""
 
@@ -41,11 +42,7 @@ def in_cache(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _gains(group: dict[str, Any]) -> bool:
-    # SGD's momentum takes another road where some parameters have none yet, which rounds narrow types otherwise.
-    types = _WIDE if group.get("momentum") else None
-    return bool(group.get("foreach")) and all(
-        parameter.is_cpu and (types is None or parameter.dtype in types) for parameter in group["params"]
-    )
+    return bool(group.get("foreach")) and all(p.is_cpu for p in group["params"]) and not bound_to_list(group)
 
 
 def _fews(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

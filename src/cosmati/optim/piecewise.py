@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,9 @@ def demands_of(optimizer: torch.optim.Optimizer) -> Demands:
         raise PlanError(msg)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if type(optimizer) in _BY_ELEMENT:
-        return Demands(parameters, [])
+        together = [unit for unit in map(bound_to_list, optimizer.param_groups) if unit]
+        bound = {id(parameter) for unit in together for parameter in unit}
+        return Demands([parameter for parameter in parameters if id(parameter) not in bound], together)
     if type(optimizer) in _BY_PARAMETER:
         return Demands([], [])
     if isinstance(optimizer, GroupedOptimizer) and _is_known(optimizer):
@@ -54,6 +56,17 @@ def demands_of(optimizer: torch.optim.Optimizer) -> Demands:
         f"itself. {mend} An optimizer of your own says so as a GroupedOptimizer with couples = frozenset()."
     )
     raise PlanError(msg)
+
+
+def bound_to_list(group: dict[str, Any]) -> list[Tensor]:
+    """Return those of a group's parameters whose bits follow from which others PyTorch's foreach steps with them.
+
+    SGD's momentum takes another road while a parameter of the list has none yet, and on a processor foreach rounds it
+    to a narrow type, which that road doesn't.
+    """
+    if not (group.get("momentum") and group.get("foreach")):
+        return []
+    return [p for p in group["params"] if p.is_cpu and p.dtype in (torch.bfloat16, torch.float16)]
 
 
 def _is_known(optimizer: GroupedOptimizer) -> bool:
