@@ -71,6 +71,7 @@ class RankSum:
         self._awaited_with: dict[int, set[int]] = {}
         self._device = tensors[0].device
         self._present = [False] * len(tensors)
+        self._known: tuple[Tensor, Any] | None = None
 
     @property
     def is_at_last(self) -> bool:
@@ -107,6 +108,15 @@ class RankSum:
         self._awaited, self._own = [], PairSum(self._tensors)
         if self._num_left:
             deque(self._land(), maxlen=0)
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the others which parameters this rank has gradients of, which they know when the sums are there."""
+        # The last one says whether the user's code meets other ranks by itself.
+        told = torch.tensor([*self._present, self._ranks.has_met], dtype=torch.uint8, device=self._device)
+        work = dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
+        self._known = told, work
 
     def _send(self, bucket: Bucket, widened: Mapping[int, Tensor]) -> None:
         """Send a run's sums to the ranks that add them."""
@@ -156,15 +166,17 @@ class RankSum:
         """Wait for what is under way, where a step ends without its sum: what was sent stays so long."""
         if len(self._sent) == len(self._buckets):
             deque(self._land(), maxlen=0)
+        if self._known is not None:
+            self._known[1].wait()
 
     def root(self) -> Leaf:
         """Return the step's sum, or this rank's share of it; None where a parameter was absent from every leaf."""
-        # The last one says whether the user's code meets other ranks by itself.
-        anywhere = torch.tensor([*self._present, self._ranks.has_met], dtype=torch.uint8, device=self._device)
-        known = dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
+        assert self._known is not None, "a leaf of each of this rank's microbatches comes first"
         summed = self._own_share() if self._keeps_share else self._gathered()
-        known.wait()
-        *present, met = anywhere.tolist()
+        told, work = self._known
+        work.wait()
+        self._known = None
+        *present, met = told.tolist()
         self._ranks.has_met = bool(met)
         return [summed[index] if seen else None for index, seen in enumerate(present)]
 

@@ -106,37 +106,50 @@ class OwnedCut:
             kinds[tensor.dtype].append(name)
         for names in kinds.values():
             pieces = [(name, piece) for name in names for piece in self.pieces[name]]
-            lengths = [0] * self._ranks.world
-            places = []
+            lengths: list[list[int]] = [[] for _ in range(self._ranks.world)]
             for _, piece in pieces:
-                places.append(lengths[piece.owner])
-                lengths[piece.owner] += piece.stop - piece.start
-            if not any(lengths):
+                lengths[piece.owner].append(piece.stop - piece.start)
+            totals = [sum(of_rank) for of_rank in lengths]
+            if not any(totals):
                 continue
-            flat = own[names[0]].new_empty(max(lengths))
-            for (name, piece), place in zip(pieces, places, strict=True):
-                if piece.owner == self._ranks.rank:
-                    flat[place : place + piece.stop - piece.start].copy_(own[name])
-            everyone = flat.new_empty(len(lengths) * len(flat))
-            all_gather(everyone, flat)
-            rows = everyone.view(len(lengths), -1)
-            for (name, piece), place in zip(pieces, places, strict=True):
-                yield name, piece, rows[piece.owner, place : place + piece.stop - piece.start]
+            flat, here = own[names[0]].new_empty(max(totals)), self._ranks.rank
+            if totals[here]:
+                sent = [own[name] for name, piece in pieces if piece.owner == here]
+                torch._foreach_copy_(flat[: totals[here]].split(lengths[here]), sent)
+            runs = [
+                iter(run[:total].split(of_rank) if total else run.new_empty(len(of_rank), 0))
+                for run, total, of_rank in zip(self._from_all(flat, totals), totals, lengths, strict=True)
+            ]
+            for name, piece in pieces:
+                yield name, piece, next(runs[piece.owner])
+
+    def _from_all(self, flat: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
+        """Return what each rank has for all others, so long. Two ranks swap it, which costs less than gathering."""
+        if len(lengths) == 2:
+            here = self._ranks.rank
+            received = flat.new_empty(lengths[1 - here])
+            sent, got = ([lengths[at] * (rank != here) for rank in (0, 1)] for at in (here, 1 - here))
+            dist.all_to_all_single(received, flat[: lengths[here]], got, sent)
+            return (flat, received) if here == 0 else (received, flat)
+        everyone = flat.new_empty(len(lengths) * len(flat))
+        all_gather(everyone, flat)
+        return everyone.view(len(lengths), -1).unbind()
 
     def spread(self, names: Sequence[str]) -> None:
         """Bring this rank's pieces of parameters to the others, and theirs here, in place."""
         flat = {name: memory(self._like[name].detach(), self._like[name]) for name in names}
-        own = {}
+        runs = {(name, piece): flat[name][piece.start : piece.stop] for name in names for piece in self.pieces[name]}
+        own = {name: flat[name][:0] for name in names}
+        own |= {name: run for (name, piece), run in runs.items() if piece.owner == self._ranks.rank}
+        arrived = [
+            (runs[name, piece], run) for name, piece, run in self.travelled(own) if piece.owner != self._ranks.rank
+        ]
+        if arrived:
+            torch._foreach_copy_([to for to, _ in arrived], [run for _, run in arrived])
         for name in names:
-            piece = self.own(name)
-            own[name] = flat[name][:0] if piece is None else flat[name][piece.start : piece.stop]
-        for name, piece, run in self.travelled(own):
-            if piece.owner != self._ranks.rank:
-                flat[name][piece.start : piece.stop].copy_(run)
-        for name in names:
-            like = self._like[name].detach()
+            like = self._like[name]
             if like.stride() != strides_of(like):  # with gaps: what was filled is a copy
-                like.copy_(laid_out(flat[name], like))
+                like.detach().copy_(laid_out(flat[name], like))
 
     def whole_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return an optimizer's state, `parameter/key`, whole; what isn't of a parameter as it is. One after the other.
