@@ -53,10 +53,11 @@ def test_ranks_and_sharding_may_change_in_mid_run(tmp_path: Path, alone: dict[st
     assert {**last, "seen": [*seen, *last["seen"]]} == alone["muon"]
 
 
-def test_a_rank_that_is_killed_in_the_exchange(tmp_path: Path, alone: dict[str, Any]) -> None:
+@pytest.mark.parametrize("what", ["gradients", "parameters"])
+def test_a_rank_that_is_killed_in_the_exchange(tmp_path: Path, alone: dict[str, Any], what: str) -> None:
     """Nothing of the step is committed anywhere: others go on from the last checkpoint, however they share."""
-    case, number = "adamw fused", 7  # of 7 steps with one bucket each; the checkpoints after 2 and 4 exchange once, too
-    ranks = begin_ranks([worker.__file__, tmp_path, "optimizer", "0", case], 2, DIES_AT=str(number))
+    case = "adamw fused"
+    ranks = begin_ranks([worker.__file__, tmp_path, "optimizer", "0", case], 2, DIES_AT=f"{what} 5")
     try:
         ranks[1].communicate(120)
         ranks[0].communicate(60)

@@ -1,7 +1,8 @@
 """One rank of `test_sharding.py`: `worker.py FOLDER SHARDING STOP CASE ...`; rank 0 writes FOLDER/facts.json.
 
-Each case trains in FOLDER/CASE, to the end where STOP is 0, or goes on there. Where the environment has DIES_AT, the
-last rank kills itself as it begins that exchange of gradients, and there are checkpoints every second step.
+Each case trains in FOLDER/CASE, to the end where STOP is 0, or goes on there. Where the environment has DIES_AT,
+`WHAT NUMBER`, the last rank kills itself as it begins that exchange of "gradients" or "parameters", of which each step
+has one, and there are checkpoints every second step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
+from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
+from cosmati.train.layout.owned import OwnedCut
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
@@ -159,15 +162,16 @@ def run(case: str, folder: Path, sharding: str, stop: int) -> dict[str, Any]:
     }
 
 
-def _die_in_exchange(number: int) -> None:
-    exchange, numbers = dist.all_to_all_single, itertools.count(1)
+def _die_in_exchange(what: str, number: str) -> None:
+    holder, name = {"gradients": (RankSum, "_send"), "parameters": (OwnedCut, "spread")}[what]
+    exchange, numbers = getattr(holder, name), itertools.count(1)
 
-    def die(*args: Any, **more: Any) -> Any:
-        if next(numbers) == number:
+    def die(*args: Any) -> None:
+        if next(numbers) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
-        return exchange(*args, **more)
+        exchange(*args)
 
-    dist.all_to_all_single = die
+    setattr(holder, name, die)
 
 
 def main() -> None:
@@ -177,7 +181,7 @@ def main() -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
         if "DIES_AT" in os.environ and dist.get_rank() == dist.get_world_size() - 1:
-            _die_in_exchange(int(os.environ["DIES_AT"]))
+            _die_in_exchange(*os.environ["DIES_AT"].split())
     facts = {case: run(case, base / case, sharding, stop) for case in cases}
     if os.environ["RANK"] == "0":
         (base / "facts.json").write_text(json.dumps(facts))
