@@ -42,7 +42,8 @@ def main() -> None:
             with made:
                 for step in range(2):
                     batches = microbatches(family, strategy, step)
-                    made.step_microbatches(batches[RANK::WORLD], [batch.class_id for batch in batches])
+                    mine = [batches[index] for index in made.assembly.layout.mine]
+                    made.step_microbatches(mine, [batch.class_id for batch in batches])
             found[f"{name}, {strategy}"] = [*what_became(made), made.clock.rows, made.clock.tokens]
         if family.unit == "row":
             made = trainer(family, family.model(), optimizers(), policy(family))
