@@ -101,6 +101,7 @@ def test_each_case_has_the_bits_of_one_plain_process(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_fifty_runs_of_two_ranks_end_well(tmp_path: Path, plain: Any) -> None:
     for number in range(50):
         (tmp_path / str(number)).mkdir()
