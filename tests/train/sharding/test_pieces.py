@@ -139,6 +139,19 @@ def test_norms_wholes_and_state_are_those_of_whole_tensors(threads: Threads) -> 
     threads.run(work)
 
 
+@pytest.mark.parametrize("shapes", [[(3, 4)], [(0, 3), (3, 4)], [(0, 3)]])
+def test_a_rank_that_holds_nothing_is_given_all(threads: Threads, shapes: list[tuple[int, int]]) -> None:
+    def work(ranks: Ranks) -> None:
+        tensors = [nn.Parameter(torch.full(shape, float(ranks.rank))) for shape in shapes]
+        pieces = cut([t.numel() for t in tensors], (), (), ranks.world, 16)
+        owned = OwnedCut(ranks, [Parameter(i, f"p{i}", 0, t) for i, t in enumerate(tensors)], pieces)
+        owned.spread([f"p{i}" for i in range(len(tensors))])
+        for piece in pieces:
+            assert (tensors[piece.parameter] == piece.owner).all()
+
+    threads.run(work)
+
+
 @pytest.mark.parametrize(
     ("configuration", "num_divisible", "num_together"),
     [
