@@ -193,6 +193,41 @@ def test_gradients_start_at_aligned_addresses(threads: Threads) -> None:
     assert threads.run(work) == [[0, 64, 128, 192, 448, 512, 640]] * threads.world
 
 
+def _folded(ranks: Ranks) -> RankSum:
+    """A sum of all of this rank's leaves."""
+    parameters = [nn.Parameter(torch.zeros(40)) for _ in range(2)]
+    total = RankSum(ranks, parameters, V, _buckets(parameters, ranks.world))
+    for _ in ranks.mine(V):
+        for parameter in parameters:
+            parameter.grad = torch.ones(40)
+        total.fold({})
+    return total
+
+
+def test_collectives_of_the_user_s_own_on_one_rank_are_known_to_all(threads: Threads) -> None:
+    def work(ranks: Ranks, who: int | None) -> bool:
+        ranks.has_met = ranks.rank == who
+        _folded(ranks).root()
+        return ranks.has_met
+
+    for who in (None, 0, 1):
+        assert threads.run(lambda ranks, who=who: work(ranks, who)) == [who is not None] * threads.world
+
+
+def test_a_step_that_ends_without_its_sum_waits_for_what_is_under_way(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, awaited = [], []
+
+    def later(arrives: Callable[[], Any]) -> Any:
+        begun.append(arrives)
+        return SimpleNamespace(wait=lambda: awaited.append(arrives) or arrives())
+
+    monkeypatch.setattr(threads, "_later", later)
+    threads.run(lambda ranks: _folded(ranks).close())
+    assert len(awaited) == len(begun) >= 2 * threads.world
+
+
 @pytest.mark.parametrize("together", [1, 2, 4])
 def test_groups_of_ranks_run_subtrees_and_tell_in_microbatch_order(threads: Threads, together: int) -> None:
     together = min(together, threads.world)
