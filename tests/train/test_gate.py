@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from cosmati import InMemory, Loss, RunConfig, SubStep, Trainer
+from cosmati.core.method import Method, Position, Stage
+from cosmati.core.pieces import Pieces, Uncut
 from cosmati.errors import DivergenceError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods.ema import EMA
+from cosmati.methods.sam import SAM
 from cosmati.optim import SGD, AdamW
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.finite import FiniteCheck
+from cosmati.train.layout.whole_step import WholeStep
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
@@ -329,6 +333,71 @@ def test_each_kind_of_what_is_not_finite_is_refused(bad: float, where: str, keep
     assert check.gradient_norm == pytest.approx(math.sqrt(7) if keeps_norms else math.nan, nan_ok=True)
     with pytest.raises(DivergenceError, match=where):
         check.check(wrong if where == "loss" else good, 0, [torch.ones(3), wrong if where == "gradient" else good])
+
+
+@pytest.mark.parametrize("keeps_norms", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("check_every", [1, 2])
+def test_where_gradients_are_known_to_be_finite_nobody_looks(keeps_norms: bool, device: str, check_every: int) -> None:
+    class Asked(Uncut):
+        def anywhere(self, flag: bool) -> bool:
+            raise AssertionError(flag)
+
+    check = FiniteCheck(RunConfig(budget="1ba", check_every=check_every), torch.device(device))
+    check.keeps_norms = keeps_norms
+    wrong, good = [torch.tensor(torch.nan)], torch.tensor(1.0)
+    for gradients in (wrong, Pieces({"wrong": wrong[0]}, cut=Asked())):
+        check.check(good, 1, gradients, is_known=True)
+        with pytest.raises(DivergenceError, match="loss"):
+            check.check(wrong[0], 1, gradients, is_known=True)
+        check = FiniteCheck(check._config, torch.device(device))
+        with pytest.raises(DivergenceError, match=r"statistic|loss"):
+            check.check(good, 1, gradients, wrong, is_known=True)
+        check = FiniteCheck(check._config, torch.device(device))
+
+
+class Spoils(Method):
+    """Turns gradients into what isn't finite, in their own memory."""
+
+    stage: ClassVar[Stage] = Stage.GRADIENT
+
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        for gradient in gradients.tensors.values():
+            gradient.fill_(torch.inf)
+        return gradients
+
+
+@pytest.mark.parametrize(("methods", "knows", "asked"), [
+    ([], [True], [True]),
+    ([], [False], [False]),
+    ([Spoils()], [True], [False]),
+    ([SAM()], [True, False], [False]),
+    ([SAM()], [False, True], [True]),
+])  # fmt: skip
+def test_what_a_pass_knows_of_its_gradients_is_of_those_that_are_committed(
+    methods: list[Method], knows: list[bool], asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, own, check = iter(knows), WholeStep.root, FiniteCheck.check
+    found = []
+
+    def root(step: WholeStep, denominators: Tensor | None) -> Pieces:
+        pieces = own(step, denominators)
+        step.is_finite = next(told)
+        return pieces
+
+    def looks(self: FiniteCheck, *given: Any, is_known: bool) -> None:
+        found.append(is_known)
+        check(self, *given, is_known=is_known)
+
+    monkeypatch.setattr(WholeStep, "root", root)
+    monkeypatch.setattr(FiniteCheck, "check", looks)
+    trainer = trainer_of(SpoiltAt(-1, 1.0), methods=methods, num_microbatches=2)
+    if any(isinstance(method, Spoils) for method in methods):
+        with pytest.raises(DivergenceError, match="A gradient isn't finite at step 0"):
+            take_steps(trainer, 1)
+    else:
+        take_steps(trainer, 1)
+    assert found == asked
 
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {

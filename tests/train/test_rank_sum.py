@@ -76,7 +76,8 @@ class Threads:
 
     def all_reduce(self, value: Tensor, op: Any, group: Any = None, *, async_op: bool = False) -> Any:
         assert op is dist.ReduceOp.MAX
-        given = self._exchange(value)
+        # Some backends' maximum passes over NaN.
+        given = [one.nan_to_num(nan=-torch.inf, posinf=torch.inf) for one in self._exchange(value)]
         later = self._later(lambda: value.copy_(torch.stack(given).amax(0)))
         return later if async_op else later.wait()
 
@@ -212,6 +213,34 @@ def test_collectives_of_the_user_s_own_on_one_rank_are_known_to_all(threads: Thr
 
     for who in (None, 0, 1):
         assert threads.run(lambda ranks, who=who: work(ranks, who)) == [who is not None] * threads.world
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+@pytest.mark.parametrize("odd", [1.0, -1.0, 3e38, -3e38, torch.inf, -torch.inf, torch.nan])
+def test_no_element_of_a_sum_is_beyond_its_bound(threads: Threads, odd: float, is_strided: bool) -> None:
+    def work(ranks: Ranks, at: int) -> tuple[float, float]:
+        ranks.share_out(V, is_strided=is_strided)
+        parameters = [nn.Parameter(torch.zeros(40)) for _ in range(3)]
+        total = RankSum(ranks, parameters, V, _buckets(parameters, ranks.world))
+        assert total.bound == torch.inf
+        for microbatch in ranks.mine(V):
+            total.lend()
+            for index, parameter in enumerate(parameters[:2]):  # nobody has a gradient of the last one
+                is_odd = abs(odd) == 1 or (microbatch == at and index == at % 2)
+                own = torch.full((40,), odd if is_odd else 0.0)
+                parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+            total.fold({})
+        root = [one for one in total.root() if one is not None]
+        return total.bound, max(float(one.abs().max()) for one in root)
+
+    for at in (0, V - 1):
+        found = threads.run(lambda ranks, at=at: work(ranks, at))
+        assert len({bound for bound, _ in found}) == 1
+        bound, largest = found[0]
+        if abs(odd) == 1:
+            assert V == largest <= bound <= 100 * V
+        else:
+            assert bound > 1e38
 
 
 def test_a_step_that_ends_without_its_sum_waits_for_what_is_under_way(

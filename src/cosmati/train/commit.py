@@ -101,7 +101,8 @@ class Commit:
                 found.append(gradients)
                 root = self._methods.gradients(gradients.root, step.positions[0])
                 folded = [tensor for one in statistics for tensor in (one.mean, one.variance)]
-                finite.check(gradients.loss, clock.step, root, folded)
+                is_known = gradients.is_finite and not self._methods.change_gradients
+                finite.check(gradients.loss, clock.step, root, folded, is_known=is_known)
                 if root:
                     self._tell("commit")
                     learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))

@@ -53,7 +53,13 @@ class FiniteCheck:
         return lambda: math.sqrt(sum(norm * norm for norm in _numbers(norms))) if norms else math.nan
 
     def check(
-        self, loss: Tensor, step: int, gradients: list[Tensor] | Pieces | None = None, statistics: Sequence[Tensor] = ()
+        self,
+        loss: Tensor,
+        step: int,
+        gradients: list[Tensor] | Pieces | None = None,
+        statistics: Sequence[Tensor] = (),
+        *,
+        is_known: bool = False,
     ) -> None:
         """Take note of what is about to be committed.
 
@@ -62,6 +68,7 @@ class FiniteCheck:
             step: its step.
             gradients: as they go to the optimizers; of pieces, every rank has to ask.
             statistics: of BatchNorm, as they would be folded or are: all are looked at.
+            is_known: gradients are known to be finite, on all ranks: nobody looks at them, or asks.
 
         Raises:
             DivergenceError: something isn't finite.
@@ -72,18 +79,19 @@ class FiniteCheck:
             cut, gradients = gradients.cut, list(named.values())
         is_cut, gradients = not isinstance(cut, Uncut), gradients or []
         norms = self._norms = () if not self.keeps_norms else cut.norms(named) if is_cut else _norms(gradients)
+        looked = [] if is_known else gradients
         if self._is_cpu:
             value = loss.item()
             # Where norms are kept, they tell at no cost; but finite gradients may have a norm beyond their type.
             seems_finite = self.keeps_norms and math.isfinite(sum(_numbers(norms)))
-            is_bad = not seems_finite and cut.anywhere(self._is_wrong(gradients))
+            is_bad = not (is_known or seems_finite) and cut.anywhere(self._is_wrong(gradients))
             is_odd = bool(statistics) and self._is_wrong(statistics)
         elif self._looks_at_once or is_cut:
-            flags = [_flag(tensors, torch.zeros((), device=loss.device)) for tensors in (gradients, statistics)]
+            flags = [_flag(tensors, torch.zeros((), device=loss.device)) for tensors in (looked, statistics)]
             value, is_wrong, is_odd = torch.stack([loss.detach().float(), *flags]).tolist()
-            is_bad = cut.anywhere(bool(is_wrong))
+            is_bad = not is_known and cut.anywhere(bool(is_wrong))
         else:
-            wrong = _flag([*gradients, *statistics, loss.detach().clone()], torch.zeros((), device=loss.device))
+            wrong = _flag([*looked, *statistics, loss.detach().clone()], torch.zeros((), device=loss.device))
             self._bad = wrong if self._bad is None else self._bad + wrong
             if (step + 1) % self._config.check_every == 0:
                 self.look(step)

@@ -83,6 +83,7 @@ class StepGradients(NamedTuple):
         num_rows: rows of each microbatch that took part, float64 [V].
         labels: of each microbatch, by the source's class, float64 [V, classes]; None where rows aren't packs.
         statistics: what BatchNorm saw in each of this rank's microbatches.
+        is_finite: all gradients are known to be finite, on all ranks.
     """
 
     root: Pieces
@@ -92,6 +93,7 @@ class StepGradients(NamedTuple):
     num_rows: Tensor
     labels: Tensor | None
     statistics: list[Tensor]
+    is_finite: bool
 
 
 class StepPasses:
@@ -165,7 +167,7 @@ class StepPasses:
                 with self._a.layout.perturbed(offsets):
                     applied = self._pass(again, turn, dataclasses.replace(due, entropy=False))
                 figures = applied.figures._replace(entropies=gradients.figures.entropies)
-                gradients = gradients._replace(root=applied.root, figures=figures)
+                gradients = gradients._replace(root=applied.root, figures=figures, is_finite=applied.is_finite)
         return gradients
 
     def _pass(self, step: StepInput, turn: Turn, due: DueDetails) -> StepGradients:
@@ -216,7 +218,8 @@ class StepPasses:
         loss = even_loss(loss, facts[:, 3], facts[:, 4])
         figures = figures_in(facts[:, 6:], due, denominators, len(a.regions.names))
         self._stopwatch.lap("backward")
-        return StepGradients(root, loss, weights, figures, num_rows, labels if num_classes else None, statistics)
+        by_class = labels if num_classes else None
+        return StepGradients(root, loss, weights, figures, num_rows, by_class, statistics, sums.is_finite)
 
     def _tried(self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool) -> tuple[LeafFacts, str]:
         """Run a microbatch; return what it tells, and why memory was too short, empty where it wasn't.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -163,14 +164,54 @@ def test_no_more_is_sent_than_by_a_ring(threads: Threads, monkeypatch: pytest.Mo
     assert {layout.digest() for layout in layouts} == {alone.digest()}
     num_bytes = 4 * sum(p.tensor.numel() for p in alone.parameters)
     ring = 2 * num_bytes * (threads.world - 1) / threads.world
-    # Beside gradients and parameters a byte for each parameter, and what fills up to 64 bytes.
-    beside = (len(alone.parameters) + 1) * (2 + 64 * threads.world)
+    # Beside gradients and parameters a float for each parameter and two more, and what fills up to 64 bytes.
+    beside = (len(alone.parameters) + 2) * (8 + 64 * threads.world)
     assert sum(counted.bytes) / threads.world <= ring + beside
     assert sum(counted.bytes) / threads.world >= ring
     held = [sum(p.numel() for _, p in layout.pieces()) for layout in layouts]
     if kind is OptimizerSharded:
         assert 4 * sum(held) == num_bytes
         assert max(held) <= 1.1 * num_bytes / 4 / threads.world
+
+
+@pytest.mark.parametrize("kind", [Whole, OptimizerSharded])
+@pytest.mark.parametrize(
+    ("by", "denominator", "is_finite"),
+    [
+        (1.0, 8.0, True),
+        (1.0, -1e-20, True),
+        (1.0, 0.0, True),  # its region rests
+        (1.0, None, True),
+        (1e30, 8.0, False),  # finite, and may be beyond float32 elsewhere
+        (3e38, 1e10, False),
+        (1.0, torch.nan, False),
+        (1e20, -1e-20, False),
+        (torch.nan, 8.0, False),
+        (torch.inf, None, False),
+    ],
+)
+def test_a_sum_is_known_to_be_finite_where_every_rank_s_share_is(
+    threads: Threads, kind: type[Whole], by: float, denominator: float | None, is_finite: bool
+) -> None:
+    def work(ranks: Ranks, degree: int) -> bool:
+        with _ONE_BY_ONE:
+            model = nn.Linear(4, 6)
+        layout = kind(model, partition_parameters(model), ranks, V)
+        if isinstance(layout, OptimizerSharded):
+            layout.rehome([AdamW(lr=1e-2).build([(p.name, p.tensor) for p in layout.parameters])])
+        with layout.step([(1.0,)] * V, frozenset({0, 1}), measure=False) as step:
+            for microbatch in layout.mine:
+                with step.slot(microbatch) as slot:
+                    slot.backward(model(torch.ones(4)).sum() * (by if microbatch == V - 1 else 1.0))
+            assert not step.is_finite
+            layout.ranks = cast("Ranks", SimpleNamespace(degree=degree))
+            layout.gradients = lambda _: Pieces({})  # type: ignore[method-assign]  # these are no parts
+            step.root(None if denominator is None else torch.tensor([denominator], dtype=torch.float64))
+        return bool(step.is_finite)
+
+    assert threads.run(lambda ranks: work(ranks, 1)) == [is_finite] * threads.world
+    # A rank that computes a part of each microbatch knows nothing of the other parts.
+    assert not any(threads.run(lambda ranks: work(ranks, 2)))
 
 
 def test_what_is_not_finite_on_one_rank_is_refused_on_all(threads: Threads) -> None:

@@ -12,6 +12,7 @@ leaves as soon as all of it is there.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,9 @@ class RankSum:
         num_microbatches: V.
         buckets: in the order in which they're exchanged.
         keeps_share: each rank keeps its own share of the sum, in place of all of it.
+
+    Attributes:
+        bound: no element of the sum, on any rank, is larger; infinite where that isn't known.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class RankSum:
         self._awaited_with: dict[int, set[int]] = {}
         self._device = tensors[0].device
         self._present = [False] * len(tensors)
+        self._extremes: list[Tensor] = []
         self._known: tuple[Tensor, Any] | None = None
+        self.bound = math.inf
 
     @property
     def is_at_last(self) -> bool:
@@ -112,9 +118,15 @@ class RankSum:
             self._tell()
 
     def _tell(self) -> None:
-        """Tell the others which parameters this rank has gradients of, which they know when the sums are there."""
-        # The last one says whether the user's code meets other ranks by itself.
-        told = torch.tensor([*self._present, self._ranks.has_met], dtype=torch.uint8, device=self._device)
+        """Tell the others which parameters this rank has gradients of, which they know when the sums are there.
+
+        Two more say whether the user's code meets other ranks by itself, and how large what was sent may be.
+        """
+        told = torch.tensor([*self._present, self._ranks.has_met, 0], dtype=torch.float32, device=self._device)
+        if self._extremes:
+            told[-1] = torch.stack(self._extremes).abs().sum()
+            # A backend's maximum may pass over NaN.
+            torch.nan_to_num_(told, nan=math.inf, posinf=math.inf)
         work = dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._ranks.across, async_op=True)
         self._known = told, work
 
@@ -138,6 +150,7 @@ class RankSum:
             sources.append(total if is_all else memory(total, like)[start:stop])
         if runs:
             torch._foreach_copy_(runs, sources)
+            self._extremes += torch.aminmax(flat) if len(flat) else ()
         lengths, group = list(bucket.lengths), self._ranks.across
         got = [own] * world
         if self._swaps:
@@ -176,8 +189,8 @@ class RankSum:
         told, work = self._known
         work.wait()
         self._known = None
-        *present, met = told.tolist()
-        self._ranks.has_met = bool(met)
+        *present, met, largest = told.tolist()
+        self._ranks.has_met, self.bound = bool(met), largest * self._world
         return [summed[index] if seen else None for index, seen in enumerate(present)]
 
     def _gathered(self) -> dict[int, Tensor]:

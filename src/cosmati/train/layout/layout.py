@@ -70,6 +70,11 @@ class Slot(Protocol):
 class LayoutStep(Protocol):
     """One pass over a step's microbatches."""
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of the root is known to be finite, on all ranks."""
+        ...
+
     def slot(self, microbatch: int) -> Slot:
         """Return the slot of this rank's next microbatch. Every rank opens equally many."""
         ...

@@ -214,6 +214,11 @@ class ShardedStep:
         self._node = {}
         self.layout.clear()
 
+    @property
+    def is_finite(self) -> bool:
+        """Nobody has looked."""
+        return False
+
     def root(self, denominators: Tensor | None) -> Pieces:
         """Return this rank's rows of the sum of all V leaves over each region's denominator."""
         layout = self.layout

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cosmati.train.layout.whole import Whole
 
 _GRADIENT = attrgetter("grad")
+_FAR_BELOW_INFINITY = 1e30
 
 
 class WholeStep:
@@ -48,6 +49,7 @@ class WholeStep:
         self.measures, self.sketch = measure, sketch
         self._admissions = [layout.admission(weights, learns) for weights in routes]
         self._sum = layout.new_sum(len(routes))
+        self.is_finite = False
         self.in_backward: WholeSlot | None = None
         # Norms need every gradient's arrival, and the first step of a run looks whether each arrives once.
         attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
@@ -127,8 +129,15 @@ class WholeStep:
         """Return the sum of all V leaves over each region's denominator."""
         root = self._sum.root()
         self.layout.arrives_once = True
+        divisors = []
         if denominators is not None:
             divide(root, self.layout.members, denominators)
+            divisors = denominators.tolist()
+        # Ranks of one replica know of their own parts only.
+        if isinstance(self._sum, RankSum) and self.layout.ranks.degree == 1:
+            # Both the sum and its quotients have to be.
+            by = 1.0, *(abs(value) for value in divisors if value)
+            self.is_finite = all(self._sum.bound < _FAR_BELOW_INFINITY * value for value in by)
         return self.layout.gradients(
             {p.name: gradient for p, gradient in zip(self.layout.parameters, root, strict=True) if gradient is not None}
         )
