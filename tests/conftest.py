@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -37,6 +38,9 @@ if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_us
     (_MEMORY / f"cosmati-tests-{os.getuid()}").mkdir(mode=0o700, exist_ok=True)
     os.environ["TMPDIR"] = str(_MEMORY / f"cosmati-tests-{os.getuid()}")
     tempfile.tempdir = None  # looked up anew
+# What a shell starts in the background ignores Ctrl-C, and so would every process that a test begins and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # while tests are collected: there's much to look at, and little garbage
 
 

@@ -367,10 +367,21 @@ class Spoils(Method):
         return gradients
 
 
+class Disturbs(Method):
+    """Turns gradients into what isn't finite where it may look at them, and asks for no second pass."""
+
+    stage: ClassVar[Stage] = Stage.GRADIENT
+
+    def perturbation(self, weights: Pieces, gradients: Pieces, at: Position) -> None:
+        for gradient in gradients.tensors.values():
+            gradient.fill_(torch.inf)
+
+
 @pytest.mark.parametrize(("methods", "knows", "asked"), [
     ([], [True], [True]),
     ([], [False], [False]),
     ([Spoils()], [True], [False]),
+    ([Disturbs()], [True], [False]),
     ([SAM()], [True, False], [False]),
     ([SAM()], [False, True], [True]),
 ])  # fmt: skip
@@ -392,12 +403,78 @@ def test_what_a_pass_knows_of_its_gradients_is_of_those_that_are_committed(
     monkeypatch.setattr(WholeStep, "root", root)
     monkeypatch.setattr(FiniteCheck, "check", looks)
     trainer = trainer_of(SpoiltAt(-1, 1.0), methods=methods, num_microbatches=2)
-    if any(isinstance(method, Spoils) for method in methods):
+    if any(isinstance(method, Spoils | Disturbs) for method in methods):
         with pytest.raises(DivergenceError, match="A gradient isn't finite at step 0"):
             take_steps(trainer, 1)
     else:
         take_steps(trainer, 1)
     assert found == asked
+
+
+def test_each_sub_step_knows_of_its_own_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, told = WholeStep.root, iter([True, False])
+
+    def root(step: WholeStep, denominators: Tensor | None) -> Pieces:
+        pieces = own(step, denominators)
+        step.is_finite = next(told)
+        return pieces if step.is_finite else pieces.map(lambda gradient: gradient * torch.nan)
+
+    monkeypatch.setattr(WholeStep, "root", root)
+    losses = [
+        SubStep(name, lambda model, data: mse_loss(model(data[0]), data[1]), f"{name}.*")
+        for name in ("first", "second")
+    ]
+    model = Model()
+    model.norm.requires_grad_(requires_grad=False)
+    optimizers = [AdamW(lr=0.01, parameters=f"{name}.*") for name in ("first", "second")]
+    config = RunConfig(budget="6ba", num_threads=1, num_microbatches=2)
+    trainer = Trainer(model, losses, InMemory(ROWS, 8), optimizers=optimizers, config=config)
+    with pytest.raises(DivergenceError, match="A gradient isn't finite at step 0"):
+        take_steps(trainer, 1)
+
+
+class Half(nn.Module):
+    """A weight of float16, whose gradient's float32 sum is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 1.0, 1.0], dtype=torch.float16))
+        self.wide = nn.Parameter(torch.ones(3))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        total: Tensor = (self.weight.float() + self.wide) * rows[0]
+        return total.sum()
+
+
+@pytest.mark.parametrize("knows", [False, True])
+@pytest.mark.parametrize(
+    ("largest", "is_refused"), [(65_519.0, False), (65_520.0, True), (-65_520.0, True), (1.0, False)]
+)
+def test_a_gradient_beyond_its_parameters_type_is_not_committed(
+    largest: float, is_refused: bool, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It's summed in float32, and 65,519.99 is the last that float16 rounds to a number."""
+    own = WholeStep.root
+
+    def root(step: WholeStep, denominators: Tensor | None) -> Pieces:
+        pieces = own(step, denominators)
+        step.is_finite = knows
+        return pieces
+
+    monkeypatch.setattr(WholeStep, "root", root)
+    rows = torch.tensor([[0.0, largest, 2.0]]).expand(4, 3).contiguous()
+    config = RunConfig(budget="1ba", num_microbatches=2, num_threads=1)
+    model = Half()
+    trainer = Trainer(model, lambda m, data: m(data), InMemory(rows, 4), optimizers=SGD(lr=2.0**-16), config=config)
+    if is_refused:
+        with pytest.raises(DivergenceError, match="A gradient isn't finite at step 0, and none is committed"):
+            trainer.fit()
+        assert torch.equal(model.weight, torch.ones(3).half())
+        return
+    trainer.fit()
+    expected = torch.ones(3) - torch.tensor([0.0, largest, 2.0]).half().float() * 2.0**-16
+    torch.testing.assert_close(model.weight, expected.half(), rtol=1e-3, atol=0)
+    assert torch.equal(model.wide, torch.ones(3) - rows[0] * 2.0**-16)
 
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from cosmati import SubStep
 from cosmati.core.batch import Data
 from cosmati.core.loss import LossFunction
+from cosmati.core.plan import Promise
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
 from cosmati.optim import SGD
@@ -219,6 +222,63 @@ def test_gradients_in_parts_are_refused_by_name(governed: bool) -> None:
         lambda: Segments(shared=True, reentrant=False), plain, 2, governed=governed, observed=True
     )
     torch.testing.assert_close(update, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_reentrant_checkpoint_trains_in_any_sub_step(place: int) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Linear(5, 3) for name in "abc"})
+    at_first = {name: value.clone() for name, value in model.state_dict().items()}
+    row = torch.randn(4, 5)
+
+    def once(model: Any, data: Tensor) -> Tensor:
+        return model["a"](data).square().mean()
+
+    def within(model: Any, data: Tensor) -> Tensor:
+        return checkpoint(model["b"], data.clone().requires_grad_(), use_reentrant=True).square().mean()
+
+    steps = [SubStep("once", once, "a.*"), SubStep("within", within, "b.*")]
+    optimizers = [SGD(lr=0.5, parameters="a.*"), SGD(lr=0.5, parameters="b.*"), SGD(lr=0.5, parameters="c.*")]
+    config = RunConfig(budget="1ba", num_microbatches=2, num_threads=1)
+    steps.append(SubStep("rest", lambda model, data: model["c"](data).square().mean(), "c.*"))
+    steps.insert(0, steps.pop(place))
+    Trainer(model, steps, InMemory(row, 4), optimizers=optimizers, config=config).fit()
+    for name in "abc":
+        weight = at_first[f"{name}.weight"].double().requires_grad_()
+        output = row.double() @ weight.T + at_first[f"{name}.bias"].double()
+        (gradient,) = torch.autograd.grad(output.square().mean(), weight)
+        torch.testing.assert_close(model[name].weight.double(), weight.detach() - 0.5 * gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize(
+    ("register", "at_step", "breaks"),
+    [
+        ("register_post_accumulate_grad_hook", -1, True),
+        ("register_post_accumulate_grad_hook", 1, True),
+        ("register_hook", -1, False),
+    ],
+)
+def test_a_hook_that_sees_what_a_rank_has_summed_so_far_breaks_what_it_makes_depend_on_ranks(
+    register: str, at_step: int, breaks: bool, num_microbatches: int
+) -> None:
+    model = nn.Linear(5, 3)
+
+    def loss(model: nn.Module, data: Tensor) -> Tensor:
+        if at_step == trainer.clock.step:
+            getattr(model.weight, register)(lambda _: None)
+        return model(data).square().mean()
+
+    if at_step < 0:
+        getattr(model.weight, register)(lambda _: None)
+    config = RunConfig(budget="2ba", num_microbatches=num_microbatches, num_threads=1)
+    trainer = Trainer(model, loss, InMemory(torch.randn(8, 5), 4), optimizers=SGD(lr=0.1), config=config)
+    breaks = breaks and num_microbatches > 1
+    assert trainer.plan.holds(Promise.PARITY) == (at_step >= 0 or not breaks)
+    trainer.fit()
+    assert trainer.plan.holds(Promise.PARITY) != breaks
+    assert trainer.plan.holds(Promise.ELASTIC) == (num_microbatches > 1 and not breaks)
+    assert ("weight has a hook (register_post_accumulate_grad_hook)" in str(trainer.plan)) == breaks
 
 
 class Words(nn.Module):

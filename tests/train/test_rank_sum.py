@@ -220,20 +220,20 @@ def test_collectives_of_the_user_s_own_on_one_rank_are_known_to_all(threads: Thr
 def test_no_element_of_a_sum_is_beyond_its_bound(threads: Threads, odd: float, is_strided: bool) -> None:
     def work(ranks: Ranks, at: int) -> tuple[float, float]:
         ranks.share_out(V, is_strided=is_strided)
-        parameters = [nn.Parameter(torch.zeros(40)) for _ in range(3)]
+        parameters = [nn.Parameter(torch.zeros(16)) for _ in range(5)]  # two of them in a bucket
         total = RankSum(ranks, parameters, V, _buckets(parameters, ranks.world))
         assert total.bound == torch.inf
         for microbatch in ranks.mine(V):
             total.lend()
-            for index, parameter in enumerate(parameters[:2]):  # nobody has a gradient of the last one
-                is_odd = abs(odd) == 1 or (microbatch == at and index == at % 2)
-                own = torch.full((40,), odd if is_odd else 0.0)
+            for index, parameter in enumerate(parameters[1:]):  # nobody has a gradient of the first one
+                is_odd = abs(odd) == 1 or (microbatch == at and index == at % 4)
+                own = torch.full((16,), odd if is_odd else 0.0)
                 parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
             total.fold({})
         root = [one for one in total.root() if one is not None]
         return total.bound, max(float(one.abs().max()) for one in root)
 
-    for at in (0, V - 1):
+    for at in (0, 1, V - 2, V - 1):
         found = threads.run(lambda ranks, at=at: work(ranks, at))
         assert len({bound for bound, _ in found}) == 1
         bound, largest = found[0]

@@ -28,7 +28,7 @@ _OF_ALL = (Promise.ELASTIC, Promise.PARITY, Promise.NO_DIRECT_WRITE, Promise.ISO
 def without_named(
     plan: Plan, model: nn.Module, losses: Sequence[object], ranks: Ranks, folded: Collection[str]
 ) -> Plan:
-    """Return the plan without what the user's code breaks by what it names: collectives, and running statistics.
+    """Return the plan without what the user's code breaks by what it names: collectives, running statistics, hooks.
 
     Args:
         plan: as it is.
@@ -39,6 +39,7 @@ def without_named(
     """
     functions = [function for one in (model, *losses) for function in functions_within(one)]
     found = list(reached(functions, _MAX_FUNCTIONS))
+    plan = without_late_hooks(plan, model)
     read = sorted(_STATISTICS & {name for one in found for name in names_read(one.__code__)})
     run = reached(functions_run(model, losses), _MAX_FUNCTIONS)
     read += [f"{name}()" for name in sorted(_ALL_BUFFERS & {n for one in run for n in methods_called(one.__code__)})]
@@ -51,6 +52,21 @@ def without_named(
     names = sorted({name for one in found for name in _collectives_in(one)})
     ranks.has_met |= ranks.is_parallel and bool(names)
     return _without(plan, ranks, f"model or loss call {', '.join(names)}") if names else plan
+
+
+def without_late_hooks(plan: Plan, model: nn.Module) -> Plan:
+    """Return the plan without what hooks of the user's own break that see sums of gradients before they're whole."""
+    named = [name for name, p in model.named_parameters() if getattr(p, "_post_accumulate_grad_hooks", None)]
+    if not named or plan.facts.num_microbatches == 1:
+        return plan
+    because = (
+        f"{named[0]} has a hook (register_post_accumulate_grad_hook) that sees what a rank has summed so far, after "
+        "each of its microbatches, and that follows from the number of ranks. Use a method's `gradients`, or "
+        "Tensor.register_hook, which sees each microbatch's own"
+    )
+    for promise in (Promise.ELASTIC, Promise.PARITY):
+        plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
+    return plan
 
 
 def without_met(plan: Plan, ranks: Ranks, *, is_on: bool) -> Plan:

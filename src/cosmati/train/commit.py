@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cosmati.core.clock import Clock
+from cosmati.core.pieces import Pieces
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.buffers import LayerStatistic
@@ -66,6 +67,7 @@ class Commit:
         self.watch = self._passes.watch
         self._stopwatch = stopwatch
         self._tell = tell
+        self._halves = [p.name for p in assembly.layout.parameters if p.tensor.dtype == torch.float16]
 
     def __call__(self, step: StepInput, clock: Clock, finite: FiniteCheck, due: DueDetails) -> Committed:
         """Commit a step.
@@ -99,9 +101,9 @@ class Commit:
                 if not found and a.statistics.layers:
                     statistics = a.statistics.taught(gradients.statistics, a.ranks, partial(self._teaches, step))
                 found.append(gradients)
-                root = self._methods.gradients(gradients.root, step.positions[0])
+                root = self._as_held(self._methods.gradients(gradients.root, step.positions[0]))
                 folded = [tensor for one in statistics for tensor in (one.mean, one.variance)]
-                is_known = gradients.is_finite and not self._methods.change_gradients
+                is_known = gradients.is_finite and root is gradients.root and not self._methods.change_gradients
                 finite.check(gradients.loss, clock.step, root, folded, is_known=is_known)
                 if root:
                     self._tell("commit")
@@ -115,6 +117,16 @@ class Commit:
         taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(turns, found, strict=True)]
         figures = found[0].figures.joined([one.figures for one in found[1:]])
         return Committed(found[0], [own.loss for own in found], taught, figures, learnt, update, statistics)
+
+    def _as_held(self, root: Pieces) -> Pieces:
+        """Return gradients in which what a parameter of float16 can't hold is infinite, as its optimizer does."""
+        wide = {name: root.tensors[name] for name in self._halves if name in root}
+        own = {
+            name: gradient.masked_fill(gradient.half().isinf(), torch.inf)
+            for name, gradient in wide.items()
+            if gradient.layout is torch.strided and gradient.dtype != torch.float16
+        }
+        return root.having({**root.tensors, **own}) if own else root
 
     def _teaches(self, step: StepInput, microbatch: int, layer: str) -> bool:
         return self._a.router.teaches(step.routes[microbatch], layer)

@@ -21,6 +21,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from cosmati.core.plan import Plan, Promise
 from cosmati.routing.regions import Regions
 from cosmati.train.buffers import STATISTICS
+from cosmati.train.collectives import without_late_hooks
 from cosmati.train.held import HOOK, RESULT, Place, places_in
 from cosmati.train.options import says_what
 from cosmati.train.ranks import Ranks
@@ -56,6 +57,7 @@ class ForwardWatch:
         ranks: Ranks,
         repeated: Collection[str] = (),
     ) -> None:
+        self._model = model
         self._roots = {"": model, **loss_roots(losses)}
         self._own = {id(parameter) for parameter in model.parameters()}
         self._folded = frozenset(map(id, folded))
@@ -179,7 +181,7 @@ class ForwardWatch:
         self._looks_again, self._has_news = self._ranks.agree(self._has_news), False
         if self._at_first is not None:
             plan, self._at_first = self._compare_ranks(plan, self._at_first), None
-        plan = self._judged_leaks(self._judged_unseen(self._judged_between(plan)))
+        plan = self._judged_leaks(self._judged_unseen(self._judged_between(without_late_hooks(plan, self._model))))
         if self._ranks.agree(bool(self._repeated)) and plan.holds(Promise.PARITY):
             names = _told(sorted(self._repeated))
             because = f"{names} ran several times in a microbatch, and statistics are folded once"

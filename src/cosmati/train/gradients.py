@@ -160,6 +160,7 @@ class StepPasses:
             with torch.no_grad():
                 root = gradients.root
                 offsets = method.perturbation(root.alike(weights.only(root.names)), root, step.positions[0])
+            gradients = gradients._replace(is_finite=False)  # which it was given, and may have written to
             if offsets is not None and given is not None:
                 self._tell("again")
                 reader = f"The second pass of step {step.positions[0].clock.step}, for {type(method).__name__},"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,15 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cosmati.core.pieces import Pieces
-from cosmati.errors import DivergenceError
+from cosmati.errors import DivergenceError, PlanError
 from cosmati.optim import AdamW
-from cosmati.routing.regions import partition_parameters
+from cosmati.routing.regions import RegionSelector, partition_parameters
 from cosmati.train.config import RunConfig
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.layout import optimizer_sharded, whole
 from cosmati.train.layout.exchange import RankSum
+from cosmati.train.layout.layout import LayoutStep
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
 from cosmati.train.layout.piece import by_owner, cut, evenly, in_buckets
 from cosmati.train.layout.whole import Whole
@@ -212,6 +214,106 @@ def test_a_sum_is_known_to_be_finite_where_every_rank_s_share_is(
     assert threads.run(lambda ranks: work(ranks, 1)) == [is_finite] * threads.world
     # A rank that computes a part of each microbatch knows nothing of the other parts.
     assert not any(threads.run(lambda ranks: work(ranks, 2)))
+
+
+def test_the_least_divisor_of_all_regions_counts(threads: Threads) -> None:
+    def work(ranks: Ranks) -> list[bool]:
+        with _ONE_BY_ONE:
+            model = nn.Linear(4, 6)
+        each = {name: RegionSelector(params=(name,)) for name in ("weight", "bias")}
+        layout, found = Whole(model, partition_parameters(model, each), ranks, V), []
+        for divisors in ([1.0, 1.0], [1e-30, 1.0], [1.0, 1e-30]):
+            with layout.step([(1.0, 1.0)] * V, frozenset({0, 1}), measure=False) as step:
+                for microbatch in layout.mine:
+                    with step.slot(microbatch) as slot:
+                        slot.backward(model(torch.ones(4)).sum())
+                step.root(torch.tensor(divisors, dtype=torch.float64))
+            found.append(step.is_finite)
+        return found
+
+    assert threads.run(work) == [[True, False, False]] * threads.world
+
+
+class Segments(nn.Module):
+    """Used again within a reentrant checkpoint from some pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.is_used_again = nn.Linear(4, 4), False
+
+    def forward(self, row: Tensor) -> Tensor:
+        hidden: Tensor = self.first(row)
+        return checkpoint(self.first, hidden, use_reentrant=True) if self.is_used_again else hidden  # type: ignore[no-any-return]
+
+
+def _pass(layout: Whole, model: Segments, weight: float = 1.0, learns: Iterable[int] = (0, 1)) -> LayoutStep:
+    with layout.step([(weight,)] * V, frozenset(learns), measure=False) as step:
+        for microbatch in layout.mine:
+            with step.slot(microbatch) as slot:
+                if weight:
+                    slot.backward(model(torch.ones(4)).sum())
+        step.root(None)
+    return step
+
+
+@pytest.mark.parametrize("kind", [Whole, OptimizerSharded])
+def test_a_gradient_that_comes_in_parts_after_the_first_look_is_refused(threads: Threads, kind: type[Whole]) -> None:
+    """The bucket of its first part has left."""
+
+    def work(ranks: Ranks) -> int:
+        with _ONE_BY_ONE:
+            model = Segments()
+        layout = kind(model, partition_parameters(model), ranks, V)
+        if isinstance(layout, OptimizerSharded):
+            layout.rehome([AdamW(lr=1e-2).build([(p.name, p.tensor) for p in layout.parameters])])
+        _pass(layout, model)
+        assert ranks.num_early == 0
+        _pass(layout, model)
+        assert ranks.num_early == 1
+        model.is_used_again = True
+        with pytest.raises(PlanError, match=r"first\.(weight|bias) arrives in parts.*use_reentrant=False"):
+            _pass(layout, model)
+        return layout.ranks.rank
+
+    assert threads.run(work) == list(range(threads.world))
+
+
+def test_what_has_learnt_nothing_in_the_first_pass_is_looked_at_in_its_own_first_one() -> None:
+    model = Segments()
+    layout = Whole(model, partition_parameters(model), Ranks(), V)
+    _pass(layout, model, weight=0.0)
+    _pass(layout, model, learns=[1])
+    model.is_used_again = True
+    with pytest.raises(PlanError, match=r"first\.weight arrives in parts"):
+        _pass(layout, model)
+
+
+def test_nothing_leaves_before_it_was_looked_at_or_while_a_hook_may_change_it(threads: Threads) -> None:
+    def work(ranks: Ranks) -> list[int]:
+        with _ONE_BY_ONE:
+            model = nn.Linear(4, 6)
+        each = {name: RegionSelector(params=(name,)) for name in ("weight", "bias")}
+        layout, found = Whole(model, partition_parameters(model, each), ranks, V), []
+
+        def take(*weights: float) -> None:
+            with layout.step([weights] * V, frozenset({0, 1}), measure=False) as step:
+                for microbatch in layout.mine:
+                    with step.slot(microbatch) as slot:
+                        slot.backward(model(torch.ones(4)).sum())
+                step.root(None)
+            found.append(ranks.num_early)
+
+        take(1.0, 0.0)
+        take(1.0, 0.0)  # the whole bucket, of the region that was looked at
+        take(1.0, 1.0)
+        take(1.0, 1.0)
+        hook = model.bias.register_post_accumulate_grad_hook(lambda _: None)
+        take(1.0, 1.0)
+        hook.remove()
+        take(1.0, 1.0)
+        return found
+
+    assert threads.run(work) == [[0, 1, 1, 2, 2, 3]] * threads.world
 
 
 def test_what_is_not_finite_on_one_rank_is_refused_on_all(threads: Threads) -> None:

@@ -93,15 +93,18 @@ class RankSum:
         self._awaited = [{*bucket.parameters} & {*indices} for bucket in self._buckets]
         self._awaited_with = {index: awaited for awaited in self._awaited for index in awaited}
 
-    def arrived(self, index: int) -> None:
-        """Take note that the last leaf's gradient of a parameter is there."""
+    def arrived(self, index: int) -> bool:
+        """Take note that the last leaf's gradient of a parameter is there; say whether it's for the first time."""
         if index not in self._awaited_with:
-            return  # an earlier leaf's
+            return True  # an earlier leaf's
+        if index not in self._awaited_with[index]:
+            return False  # its bucket may have left without this part
         self._awaited_with[index].discard(index)
         while self._awaited and not self._awaited[0]:
             del self._awaited[0]
             self._send(self._buckets[len(self._sent)], {})
             self._ranks.num_early += 1
+        return True
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""

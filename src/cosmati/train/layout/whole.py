@@ -65,7 +65,7 @@ class Whole:
         self._rounded = [p for p in model.parameters() if rounds and p.is_floating_point()]
         self._weights = Pieces({p.name: p.tensor for p in self.parameters}, {p.name: p.region for p in self.parameters})
         self.admission = lru_cache(maxsize=256)(self._admission)
-        self.arrives_once = self.nests = False
+        self.looked, self.nests = set[int](), False
         self.has_warned = False
         self._buckets = self._planned() if ranks.has_replicas else ()
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cosmati.train.layout.whole import Whole
 
 _GRADIENT = attrgetter("grad")
+_AFTER_GRADIENT = attrgetter("_post_accumulate_grad_hooks")
 _FAR_BELOW_INFINITY = 1e30
 
 
@@ -51,15 +52,18 @@ class WholeStep:
         self._sum = layout.new_sum(len(routes))
         self.is_finite = False
         self.in_backward: WholeSlot | None = None
-        # Norms need every gradient's arrival, and the first step of a run looks whether each arrives once.
+        self.reached = set[int]()
+        # Norms need every gradient's arrival, and a run's first pass to each looks whether it arrives once.
         attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
         looks = measure or sketch is not None
-        watched = attenuated if layout.arrives_once and not looks else learns
+        watched = learns if looks else attenuated | (learns - layout.looked)
         self._handles: list[RemovableHandle] = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
         ]
-        # Buckets that leave early would come between collectives of the user's own, on other ranks in another order.
-        if isinstance(self._sum, RankSum) and layout.arrives_once and not layout.ranks.has_met:
+        # Buckets that leave early would come between collectives of the user's own, on other ranks in another order;
+        # and a hook of the user's own may still change gradients that others have.
+        has_hooks = any(map(_AFTER_GRADIENT, layout.tensors))
+        if isinstance(self._sum, RankSum) and not layout.ranks.has_met and not has_hooks:
             self._handles += [
                 layout.tensors[index].register_post_accumulate_grad_hook(self._end_of(self._sum, index))
                 for index in learns - layout.narrow
@@ -85,18 +89,29 @@ class WholeStep:
         return arrive
 
     def _end_of(self, total: RankSum, index: int) -> Callable[[Tensor], None]:
-        """Say of the last leaf that a gradient of it is there."""
+        """Say of the last leaf that a gradient of it is there.
+
+        A layer that is used within a reentrant checkpoint from some step on has a further part of its gradient then.
+        """
 
         def end(_: Tensor) -> None:
-            if self.in_backward is not None and self.in_backward.learns_from(index):
-                total.arrived(index)
+            if self.in_backward is not None and self.in_backward.learns_from(index) and not total.arrived(index):
+                raise self.in_parts(index)
 
         return end
+
+    def in_parts(self, index: int) -> PlanError:
+        """Return the refusal of a gradient that arrives in parts."""
+        return PlanError(
+            f"The gradient of {self.layout.parameters[index].name} arrives in parts: backward runs within backward. "
+            "With torch.utils.checkpoint, pass use_reentrant=False."
+        )
 
     def begin(self, slot: WholeSlot, indices: frozenset[int], *, is_final: bool) -> None:
         """Take note that a slot's backward pass begins, for which parameters, and whether it isn't run anew."""
         self.in_backward = slot
-        if isinstance(self._sum, RankSum) and self._sum.is_at_last and is_final and may_meet():
+        is_sure = is_final and indices <= self.layout.looked
+        if isinstance(self._sum, RankSum) and self._sum.is_at_last and is_sure and may_meet():
             self._sum.expect(indices)
 
     def close(self) -> None:
@@ -128,7 +143,7 @@ class WholeStep:
     def root(self, denominators: Tensor | None) -> Pieces:
         """Return the sum of all V leaves over each region's denominator."""
         root = self._sum.root()
-        self.layout.arrives_once = True
+        self.layout.looked |= self.reached
         divisors = []
         if denominators is not None:
             divide(root, self.layout.members, denominators)
@@ -186,7 +201,7 @@ class WholeSlot:
         self._step.lend()
         self._is_lent = True
         asks_for_all = len(tensors) == len(layout.tensors)
-        layout.nests = layout.nests or (not layout.arrives_once and runs_within(objective))
+        layout.nests = layout.nests or (not indices <= layout.looked and runs_within(objective))
         # What is aside meanwhile can't be sent early.
         self._step.begin(self, indices, is_final=is_final and (asks_for_all or not layout.nests))
         try:
@@ -194,6 +209,7 @@ class WholeSlot:
                 run_backward(objective, () if asks_for_all or layout.nests else tensors)
         finally:
             self._step.in_backward = None
+        self._step.reached |= indices
         for index in layout.narrow & indices:
             gradient = layout.tensors[index].grad
             if gradient is not None:
@@ -233,11 +249,7 @@ class WholeSlot:
             )
             raise PlanError(msg)
         if index in self._seen:
-            msg = (
-                f"The gradient of {self._step.layout.parameters[index].name} arrives in parts: backward runs within "
-                "backward. With torch.utils.checkpoint, pass use_reentrant=False."
-            )
-            raise PlanError(msg)
+            raise self._step.in_parts(index)
         rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
         if rho != 1:
             gradient = gradient * rho
