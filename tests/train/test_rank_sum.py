@@ -257,6 +257,17 @@ def test_a_step_that_ends_without_its_sum_waits_for_what_is_under_way(
     assert len(awaited) == len(begun) >= 2 * threads.world
 
 
+@pytest.mark.parametrize("world", ["", "1", "2"])
+def test_one_of_several_processes_that_have_no_group_is_told_that_it_is_alone(
+    world: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world)
+    assert Ranks().world == 1
+    told = [str(one.message) for one in recwarn]
+    assert bool(told) == (world == "2")
+    assert all("WORLD_SIZE is 2, and there is no process group" in one for one in told)
+
+
 @pytest.mark.parametrize("together", [1, 2, 4])
 def test_groups_of_ranks_run_subtrees_and_tell_in_microbatch_order(threads: Threads, together: int) -> None:
     together = min(together, threads.world)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -73,6 +75,14 @@ class Ranks:
             # Whoever starts a script with torchrun wants its ranks to work together, and the script needn't say so.
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
             atexit.register(_leave_group)
+        asked = os.environ.get("WORLD_SIZE", "")
+        if asked not in ("", "1") and not (dist.is_available() and dist.is_initialized()):
+            warnings.warn(
+                f"WORLD_SIZE is {asked}, and there is no process group: this process trains everything by itself, as "
+                "each of the others may. Start the script with torchrun, or call torch.distributed.init_process_group "
+                "before the Trainer is made.",
+                stacklevel=2,
+            )
         self.is_parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.world = dist.get_world_size() if self.is_parallel else 1
         self.rank = dist.get_rank() if self.is_parallel else 0
