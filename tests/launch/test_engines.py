@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from cosmati.cli.main import app
 from cosmati.errors import RunError
+from cosmati.launch import local
 from cosmati.launch.agents import fence_off_earlier
 from cosmati.launch.engine import AttemptPhase, AttemptRequest, RankProgram
 from cosmati.launch.engines import check_engine
@@ -63,6 +66,31 @@ def test_what_is_rendered_only_is_not_begun(engine: str) -> None:
 def test_an_engine_that_is_none_is_refused() -> None:
     with pytest.raises(RunError, match="There are local, slurm, kubernetes, skypilot, dstack"):
         check_engine("nomad")
+
+
+def test_an_agent_that_is_killed_before_it_was_told_where_to_meet_has_ended_and_the_job_may_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, others = local.TCPStore, {one.pid for one in multiprocessing.active_children()}
+
+    def made_late(*given: Any, **more: Any) -> Any:
+        for agent in multiprocessing.active_children():
+            if agent.pid in others:
+                continue
+            agent.kill()
+            agent.join()
+        return store(*given, **more)
+
+    monkeypatch.setattr(local, "TCPStore", made_late)
+    program = RankProgram(command=("-c", "pass"), folder=tmp_path, python=Path(sys.executable))
+    asked = AttemptRequest(job="gpt", number=0, program=program, ranks=2, folder=tmp_path / "attempt-0", settings={})
+    engine = local.LocalEngine()
+    handle = engine.submit(asked)
+    standing = engine.poll(handle)
+    engine.cancel(handle)
+    assert standing.phase is AttemptPhase.ENDED
+    assert standing.reason == "an agent was ended by SIGKILL"
+    assert not standing.own_fault
 
 
 def _slurm(**settings: str) -> AttemptRequest:

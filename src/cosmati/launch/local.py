@@ -126,7 +126,8 @@ class _LocalAttempt:
             self._agents.append((process, own))
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         for _, connection in self._agents:
-            connection.send(self._store.port)
+            with contextlib.suppress(ConnectionError):  # it was killed meanwhile, which `standing` says
+                connection.send(self._store.port)
 
     def standing(self) -> AttemptStanding:
         """Return how it stands: one agent that ends badly ends it."""
