@@ -25,6 +25,15 @@ def all_or_none(ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as found:  # noqa: BLE001  (raised again)
         error = found
+    raise_together(ranks, error)
+
+
+def raise_together(ranks: Ranks, error: Exception | None) -> None:
+    """Raise what this rank has failed at; otherwise say which other has. On all ranks.
+
+    Raises:
+        RunError: another rank has failed; it says at what.
+    """
     told = ranks.told_by_all({"error": f"{type(error).__name__}: {error}" if error is not None else ""})
     if error is not None:
         raise error

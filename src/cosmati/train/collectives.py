@@ -105,8 +105,10 @@ def refuse_unmet() -> NoReturn:
 
 def run_alike(
     ranks: Ranks, offered: Sequence[bool], own: Sequence[Callable[[], Result]], *, runs_model: bool
-) -> list[Result]:
+) -> tuple[list[Result], Exception | None]:
     """Return what comes of something done for each of this rank's microbatches before the step.
+
+    Or nothing and what it has failed at, where other ranks can still be told.
 
     Args:
         ranks: of the run.
@@ -120,19 +122,23 @@ def run_alike(
     alone = unmet(ranks, offered)
     if alone and ranks.has_met:
         refuse_unmet()
-    if not (alone and runs_model):
-        return [do() for do in own]
-    done, is_alone = list[Result](), False
+    watches = bool(alone) and runs_model
+    done, is_alone, failure = list[Result](), False, None
     for number, do in zip(ranks.mine(len(offered)), own, strict=True):
         try:
-            with meeting_nobody() if number in alone else nullcontext():
+            with meeting_nobody() if watches and number in alone else nullcontext():
                 found = do()
             done.append(found)
         except MetAloneError:
             is_alone = True
-    if ranks.agree(is_alone):
+        except Exception as error:
+            if not ranks.can_tell:
+                raise
+            failure = error
+            break
+    if watches and ranks.agree(is_alone):
         refuse_unmet()
-    return done
+    return ([], failure) if failure is not None else (done, None)
 
 
 def _without(plan: Plan, ranks: Ranks, what: str) -> Plan:

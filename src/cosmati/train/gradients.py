@@ -28,15 +28,16 @@ from cosmati.errors import OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
-from cosmati.train.collectives import refuse_unmet, unmet
+from cosmati.train.collectives import unmet
 from cosmati.train.cutting import shortage
 from cosmati.train.due_details import DueDetails
 from cosmati.train.entropy_profile import EntropyProfile
+from cosmati.train.failures import RAN_ALONE, failed, refuse_failed
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
 from cosmati.train.held import remember
 from cosmati.train.layout.layout import Slot
-from cosmati.train.leaf_facts import ALONE, NO_LEAF, SHORT, LeafFacts, LeafFigures, even_loss, figures_in, table_of
+from cosmati.train.leaf_facts import NO_LEAF, LeafFacts, LeafFigures, even_loss, figures_in, table_of
 from cosmati.train.marks import Repeated
 from cosmati.train.parts_compared import refuse_unlike_parts
 from cosmati.train.passing import PassingMethods
@@ -63,6 +64,7 @@ class StepInput:
         num_tokens: of the first microbatch as the data give it, the same on every rank. Others, and methods, may make
             more or fewer of them.
         frozen: names of parameters that don't learn in this step.
+        failure: what this rank has failed at with its batches; the other ranks are told so.
     """
 
     batches: Sequence[Batch]
@@ -70,6 +72,7 @@ class StepInput:
     routes: Sequence[Route]
     num_tokens: int
     frozen: frozenset[str] = frozenset()
+    failure: Exception | None = None
 
 
 class StepGradients(NamedTuple):
@@ -179,7 +182,7 @@ class StepPasses:
         """
         a = self._a
         scale = self._scale(step)
-        why = ""
+        failure = step.failure
         learns = turn.learning(step.frozen)
         seen: list[LeafFacts] = []
         norms, sketches, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -194,10 +197,10 @@ class StepPasses:
                 with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     found = NO_LEAF
-                    if route.offered and not why:
+                    if route.offered and failure is None:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route)
-                        found, why = self._tried(run, route, is_alone=position.microbatch in alone)
-                    seen.append(found)
+                        found, failure = self._tried(run, route, is_alone=position.microbatch in alone)
+                    seen.append(found if failure is None else failed(failure))
                 norms += slot.norms
                 sketches += slot.sketches
                 entropies += self._profile.read()
@@ -208,8 +211,8 @@ class StepPasses:
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
             facts = a.layout.gather(table_of(seen, (norms, sketches, entropies), num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
-            if why or a.ranks.is_parallel:
-                _refuse_failed(facts[:, 5].tolist(), why)
+            if failure is not None or a.ranks.is_parallel:
+                refuse_failed(a.ranks, facts[:, 5].tolist(), failure)
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
             root = sums.root(denominators)
@@ -222,8 +225,10 @@ class StepPasses:
         by_class = labels if num_classes else None
         return StepGradients(root, loss, weights, figures, num_rows, by_class, statistics, sums.is_finite)
 
-    def _tried(self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool) -> tuple[LeafFacts, str]:
-        """Run a microbatch; return what it tells, and why memory was too short, empty where it wasn't.
+    def _tried(
+        self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool
+    ) -> tuple[LeafFacts, Exception | None]:
+        """Run a microbatch; return what it tells, and what it has failed at, where other ranks can still be told.
 
         Args:
             run: does it.
@@ -232,14 +237,17 @@ class StepPasses:
         """
         try:
             with meeting_nobody() if is_alone else nullcontext():
-                return self._apart.settled(run, route.tokens), ""
+                return self._apart.settled(run, route.tokens), None
         except MetAloneError:
-            return NO_LEAF._replace(failure=ALONE), ""
-        except (RuntimeError, MemoryError) as error:
+            return RAN_ALONE, None
+        except Exception as error:
             # In lockstep, a pass that broke off halfway can't be begun anew: the error ends the run.
-            if not self._a.ranks.in_lockstep and (why := shortage(error)):
-                return NO_LEAF._replace(failure=SHORT), why
-            raise
+            ranks = self._a.ranks
+            if not ranks.in_lockstep and (why := shortage(error)):
+                return NO_LEAF, OutOfMemoryError(why)  # Not the error: its frames hold what didn't fit.
+            if not ranks.can_tell:
+                raise
+            return NO_LEAF, error
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
         """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
@@ -357,14 +365,6 @@ class StepPasses:
             if route.tokens is not None:
                 line.copy_(weight * route.tokens.teachers(own) / own.sum().clamp(min=1))
         return admitted.sum(0) * scale
-
-
-def _refuse_failed(failures: Sequence[float], why: str) -> None:
-    """Refuse a step of which a microbatch has failed: on all ranks, for the same reason."""
-    if ALONE in failures:
-        refuse_unmet()
-    if SHORT in failures:
-        raise OutOfMemoryError(why or "on another rank")
 
 
 def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tensor | float, Tensor | float]:

@@ -12,8 +12,6 @@ from cosmati.errors import BatchError
 from cosmati.train.direction_sketch import WIDTH
 from cosmati.train.due_details import DueDetails
 
-SHORT, ALONE = 1.0, 2.0
-
 
 class LeafFacts(NamedTuple):
     """What a microbatch tells beside its leaf.
@@ -25,7 +23,7 @@ class LeafFacts(NamedTuple):
         num_labels: what a scalar may be the mean of.
         label_key: the same in microbatches with equally many labels (`LabelCount.key`); 0 where the loss tells its own
             weight.
-        failure: `SHORT` where memory was, `ALONE` where it would have waited for ranks that don't run it; 0 otherwise.
+        failure: one of those in `failures`; 0 where there's none.
         labels: of packs, by the source's class, float64 [classes]; None otherwise.
     """
 

@@ -114,6 +114,11 @@ class Ranks:
         return self.is_parallel and self.num_replicas > 1
 
     @property
+    def can_tell(self) -> bool:
+        """Whether one that fails in the midst of a step can still tell the others, who don't wait for it before."""
+        return self.is_parallel and self.degree == 1 and not (self.in_lockstep or self.has_met)
+
+    @property
     def replica(self) -> int:
         """This rank's replica, from 0."""
         return self.rank // self.degree

@@ -312,9 +312,9 @@ class Trainer(ExportingTrainer):
         with a.statistics.captured():
             own = [routes[at.microbatch] for at in positions]
             changes = [partial(self._changed, *one) for one in zip(moved, own, positions, strict=True)]
-            batches = run_alike(a.ranks, offered, changes, runs_model=self.methods.change_batches)
+            batches, failure = run_alike(a.ranks, offered, changes, runs_model=self.methods.change_batches)
             self.stopwatch.lap("method")
-            given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
+            given = StepInput(batches or moved, positions, routes, routes[0].num_tokens, frozen, failure)
             done = self._commit(given, self.clock, self.finite, due)
         self._plan = without_met(self._commit.watch.judged(self._plan), a.ranks, is_on=self._commit.watch.is_on)
         if a.statistics.layers:

@@ -1,0 +1,139 @@
+"""Two ranks of which one fails at its own microbatch, catches that and goes on; each prints what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from cosmati import Loss, Method, RunConfig, Stage, Trainer
+from cosmati.core.batch import Batch
+from cosmati.core.method import Position
+from cosmati.core.plan import Promise
+from cosmati.optim import AdamW
+
+RANK = int(os.environ.get("RANK", "0"))
+FAILS_AT = 2
+
+
+class Breaks(torch.autograd.Function):
+    """Goes through, and fails on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise ArithmeticError("on the way back")
+
+
+class Fickle:
+    """A loss that fails once, at the second microbatch of a rank in one step.
+
+    Args:
+        fail: what it does instead of its work, given the loss; None where this rank doesn't fail.
+    """
+
+    forward_caches = ("num_calls",)
+
+    def __init__(self, fail: Callable[[nn.Module, Loss, Any], Any] | None) -> None:
+        self._fail = fail
+        self.num_calls = 0
+
+    def __call__(self, model: nn.Module, data: Any) -> Any:
+        rows, targets = data
+        summed = Loss(mse_loss(model(rows), targets, reduction="sum"), float(len(rows)))
+        self.num_calls += 1
+        if self._fail is not None and self.num_calls == 2 * FAILS_AT + 2:
+            return self._fail(model, summed, data)
+        return summed
+
+
+class Refusing(Method):
+    """A method that refuses a microbatch of rank 1 once."""
+
+    stage = Stage.MIX
+
+    def __init__(self) -> None:
+        self.num_refused = 0
+
+    def batch(self, batch: Batch, position: Position) -> Batch:
+        if position.clock.step == FAILS_AT and position.microbatch == 3 and not self.num_refused:
+            self.num_refused += 1
+            raise ValueError("no such row")
+        return batch
+
+
+def key_error(*_: Any) -> Any:
+    words: dict[str, Any] = {}
+    return words["words"]
+
+
+def negative(model: nn.Module, loss: Loss, data: Any) -> Loss:
+    return Loss(loss.sum, -1.0)
+
+
+def broken(rows: Tensor) -> Any:
+    return Breaks.apply(rows)  # type: ignore[no-untyped-call]
+
+
+def on_the_way_back(model: nn.Module, loss: Loss, data: Any) -> Loss:
+    return Loss(mse_loss(model(broken(data[0].requires_grad_())), data[1], reduction="sum"), loss.weight)
+
+
+def short(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "nothing": (None, None),
+    "an exception": (None, key_error),
+    "of the first": (key_error, None),
+    "a negative weight": (None, negative),
+    "on the way back": (None, on_the_way_back),
+    "both": (negative, key_error),
+    "while another is short of memory": (short, key_error),
+    "a method": (None, None),
+}
+
+
+def run(case: str, sharding: Literal["replicated", "optimizer"]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    generator = torch.Generator().manual_seed(1)
+    batches = [(torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(5)]
+    loss = Fickle(CASES[case][RANK])
+    methods = [Refusing()] if case == "a method" else []
+    config = RunConfig(budget="5ba", num_microbatches=4, seed=3, num_threads=1, sharding=sharding)
+    told = []
+    with Trainer(model, loss, optimizers=[AdamW(lr=0.1)], methods=methods, config=config) as trainer:
+        while not trainer.should_stop:
+            try:
+                trainer.step(batches[trainer.clock.step])
+            except Exception as error:  # noqa: BLE001  (what this is about)
+                told.append(f"{trainer.clock.step} {type(error).__name__}: {error}")
+        weights = [value.tolist() for value in model.state_dict().values()]
+    return {"told": told, "weights": weights, "elastic": trainer.plan.holds(Promise.ELASTIC)}
+
+
+def main(cases: list[str]) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    found = {}
+    for case in cases:
+        found[f"{case}, replicated"] = run(case, "replicated")
+        found[f"{case}, optimizer"] = run(case, "optimizer")
+    sys.stdout.write(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
