@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def run(case: str, sharding: Literal["replicated", "optimizer"]) -> dict[str, Any]:
+def run(case: str, sharding: Literal["replicated", "optimizer", "full"]) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     generator = torch.Generator().manual_seed(1)
@@ -121,6 +121,8 @@ def run(case: str, sharding: Literal["replicated", "optimizer"]) -> dict[str, An
                 trainer.step(batches[trainer.clock.step])
             except Exception as error:  # noqa: BLE001  (what this is about)
                 told.append(f"{trainer.clock.step} {type(error).__name__}: {error}")
+                if sharding == "full":
+                    _end(told)
         weights = [value.tolist() for value in model.state_dict().values()]
     return {"told": told, "weights": weights, "elastic": trainer.plan.holds(Promise.ELASTIC)}
 
@@ -135,5 +137,18 @@ def main(cases: list[str]) -> None:
     dist.destroy_process_group()
 
 
+def end_apart() -> None:
+    """Fail where ranks are in the midst of a pass that they make together."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    run("an exception", "full")
+
+
+def _end(told: list[str]) -> NoReturn:
+    """End without a word to the other, which still waits."""
+    sys.stdout.write(json.dumps(told))
+    sys.stdout.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:]) if sys.argv[1:] else end_apart()

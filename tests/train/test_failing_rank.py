@@ -34,3 +34,11 @@ def test_a_rank_that_fails_is_named_on_all_and_all_may_go_on() -> None:
                 assert own[name]["told"][0].startswith(told), name
                 assert own[name]["weights"] == found[0]["nothing, replicated"]["weights"], name
                 assert own[name]["elastic"], name
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_fails_amid_a_pass_of_all_ends_at_once_and_so_do_the_others() -> None:
+    other, own = (json.loads(said) for said in launch_ranks([failing_ranks.__file__], 2))
+    assert own == [f"{AT} KeyError: 'words'"]
+    assert len(other) == 1
+    assert "timed out" not in other[0].lower()
