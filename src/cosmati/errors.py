@@ -89,3 +89,11 @@ class ForgetError(CosmatiError, RuntimeError):
 
 class MissingExtraError(CosmatiError, ImportError):
     """A package of one of the extras that isn't installed; the message names the extra."""
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception of anybody's says; nothing where its own words fail."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  (whatever they do)
+        return ""

@@ -18,6 +18,7 @@ from cosmati import Loss, Method, RunConfig, Stage, Trainer
 from cosmati.core.batch import Batch
 from cosmati.core.method import Position
 from cosmati.core.plan import Promise
+from cosmati.errors import words_of
 from cosmati.optim import AdamW
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -58,6 +59,15 @@ class Fickle:
         return summed
 
 
+class Meeting(Fickle):
+    """One that meets the other rank's each time."""
+
+    def __call__(self, model: nn.Module, data: Any) -> Any:
+        found = super().__call__(model, data)
+        dist.all_reduce(torch.zeros(1))
+        return found
+
+
 class Refusing(Method):
     """A method that refuses a microbatch of rank 1 once."""
 
@@ -76,6 +86,15 @@ class Refusing(Method):
 def key_error(*_: Any) -> Any:
     words: dict[str, Any] = {}
     return words["words"]
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no words")
+
+
+def wordless(*_: Any) -> Any:
+    raise WordlessError
 
 
 def negative(model: nn.Module, loss: Loss, data: Any) -> Loss:
@@ -100,9 +119,22 @@ CASES: dict[str, tuple[Any, Any]] = {
     "of the first": (key_error, None),
     "a negative weight": (None, negative),
     "on the way back": (None, on_the_way_back),
+    "of no words": (None, wordless),
     "both": (negative, key_error),
     "while another is short of memory": (short, key_error),
     "a method": (None, None),
+}
+
+
+def meeting_unseen(model: nn.Module, loss: Loss, data: Any) -> Loss:
+    getattr(dist, "all_" + "reduce")(torch.zeros(1))
+    return loss
+
+
+APART = {
+    "full": (None, key_error),
+    "ranks that meet": (None, key_error),
+    "ranks that meet unseen": (meeting_unseen, key_error),
 }
 
 
@@ -111,7 +143,7 @@ def run(case: str, sharding: Literal["replicated", "optimizer", "full"]) -> dict
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     generator = torch.Generator().manual_seed(1)
     batches = [(torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(5)]
-    loss = Fickle(CASES[case][RANK])
+    loss = (Meeting if case == "ranks that meet" else Fickle)((CASES | APART)[case][RANK])
     methods = [Refusing()] if case == "a method" else []
     config = RunConfig(budget="5ba", num_microbatches=4, seed=3, num_threads=1, sharding=sharding)
     told = []
@@ -120,8 +152,9 @@ def run(case: str, sharding: Literal["replicated", "optimizer", "full"]) -> dict
             try:
                 trainer.step(batches[trainer.clock.step])
             except Exception as error:  # noqa: BLE001  (what this is about)
-                told.append(f"{trainer.clock.step} {type(error).__name__}: {error}")
-                if sharding == "full":
+                after = f" after {type(error.__cause__).__name__}" if error.__cause__ else ""
+                told.append(f"{trainer.clock.step} {type(error).__name__}: {words_of(error)}{after}")
+                if sharding == "full" or case in APART:
                     _end(told)
         weights = [value.tolist() for value in model.state_dict().values()]
     return {"told": told, "weights": weights, "elastic": trainer.plan.holds(Promise.ELASTIC)}
@@ -137,10 +170,10 @@ def main(cases: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def end_apart() -> None:
-    """Fail where ranks are in the midst of a pass that they make together."""
+def end_apart(case: str) -> None:
+    """Fail where another rank waits within its own pass."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    run("an exception", "full")
+    run(case, "full" if case == "full" else "replicated")
 
 
 def _end(told: list[str]) -> NoReturn:
@@ -151,4 +184,4 @@ def _end(told: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:]) if sys.argv[1:] else end_apart()
+    main(sys.argv[1:]) if sys.argv[1] not in APART else end_apart(sys.argv[1])

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cosmati.errors import RunError
+from cosmati.errors import RunError, words_of
 from cosmati.train.ranks import Ranks
 
 _PATIENCE_SECONDS = 20.0
@@ -34,9 +34,12 @@ def raise_together(ranks: Ranks, error: Exception | None) -> None:
     Raises:
         RunError: another rank has failed; it says at what.
     """
-    told = ranks.told_by_all({"error": f"{type(error).__name__}: {error}" if error is not None else ""})
+    told = ranks.told_by_all({"error": "" if error is None else f"{type(error).__name__}: {words_of(error)}"})
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            error = None  # Or it would be held by its own frames.
     for rank, one in enumerate(told):
         if one["error"]:
             raise RunError(f"Rank {rank} couldn't go on, and so the others don't. {one['error']}")

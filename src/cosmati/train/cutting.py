@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cosmati.core.batch import Batch, count_rows
-from cosmati.errors import BatchError, OutOfMemoryError
+from cosmati.errors import BatchError, OutOfMemoryError, words_of
 from cosmati.storage.atomic import replace_file
 
 _FILE = "cuts.json"
@@ -117,6 +117,6 @@ def refuse_uncut(
 
 def shortage(error: BaseException) -> str:
     """Return what an error says of memory that is too short, empty where it's about something else."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = words_of(error).partition("\n")[0] or type(error).__name__
     is_short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
     return text if is_short else ""

@@ -32,7 +32,7 @@ from cosmati.train.collectives import unmet
 from cosmati.train.cutting import shortage
 from cosmati.train.due_details import DueDetails
 from cosmati.train.entropy_profile import EntropyProfile
-from cosmati.train.failures import RAN_ALONE, failed, refuse_failed
+from cosmati.train.failures import RAN_ALONE, Failure
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
 from cosmati.train.held import remember
@@ -182,7 +182,7 @@ class StepPasses:
         """
         a = self._a
         scale = self._scale(step)
-        failure = step.failure
+        failure = Failure(step.failure)
         learns = turn.learning(step.frozen)
         seen: list[LeafFacts] = []
         norms, sketches, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -190,17 +190,17 @@ class StepPasses:
         admitted = [route.weights for route in step.routes]
         alone = unmet(a.ranks, [route.offered for route in step.routes])
         opened = a.layout.step(admitted, learns, measure=due.norms, sketch=due.sketch)
-        with opened as sums, self.watch.around(), self._profile.reading(is_on=due.entropy):
+        with failure, opened as sums, self.watch.around(), self._profile.reading(is_on=due.entropy):
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 route = step.routes[position.microbatch]
                 with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     found = NO_LEAF
-                    if route.offered and failure is None:
+                    if route.offered and failure.error is None:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route)
-                        found, failure = self._tried(run, route, is_alone=position.microbatch in alone)
-                    seen.append(found if failure is None else failed(failure))
+                        found = self._tried(run, route, failure, is_alone=position.microbatch in alone)
+                    seen.append(failure.facts(found))
                 norms += slot.norms
                 sketches += slot.sketches
                 entropies += self._profile.read()
@@ -211,8 +211,8 @@ class StepPasses:
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
             facts = a.layout.gather(table_of(seen, (norms, sketches, entropies), num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
-            if failure is not None or a.ranks.is_parallel:
-                refuse_failed(a.ranks, facts[:, 5].tolist(), failure)
+            if failure.error is not None or a.ranks.is_parallel:
+                failure.refuse(a.ranks, facts[:, 5].tolist())
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
             root = sums.root(denominators)
@@ -225,29 +225,30 @@ class StepPasses:
         by_class = labels if num_classes else None
         return StepGradients(root, loss, weights, figures, num_rows, by_class, statistics, sums.is_finite)
 
-    def _tried(
-        self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool
-    ) -> tuple[LeafFacts, Exception | None]:
-        """Run a microbatch; return what it tells, and what it has failed at, where other ranks can still be told.
+    def _tried(self, run: Callable[[], LeafFacts], route: Route, failure: Failure, *, is_alone: bool) -> LeafFacts:
+        """Run a microbatch; return what it tells.
 
         Args:
             run: does it.
             route: its own.
+            failure: takes what it has failed at, where other ranks can still be told.
             is_alone: other ranks have none in its place, so that nothing may wait for them.
         """
         try:
             with meeting_nobody() if is_alone else nullcontext():
-                return self._apart.settled(run, route.tokens), None
+                return self._apart.settled(run, route.tokens)
         except MetAloneError:
-            return RAN_ALONE, None
+            return RAN_ALONE
         except Exception as error:
             # In lockstep, a pass that broke off halfway can't be begun anew: the error ends the run.
             ranks = self._a.ranks
             if not ranks.in_lockstep and (why := shortage(error)):
-                return NO_LEAF, OutOfMemoryError(why)  # Not the error: its frames hold what didn't fit.
-            if not ranks.can_tell:
+                failure.error = OutOfMemoryError(why)  # Not the error: its frames hold what didn't fit.
+            elif ranks.can_tell:
+                failure.error = error
+            else:
                 raise
-            return NO_LEAF, error
+        return NO_LEAF
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
         """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
