@@ -14,15 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from cosmati import Loss, Method, RunConfig, Stage, Trainer
+from cosmati import LanguageModel, Loss, Method, RunConfig, Stage, Trainer
 from cosmati.core.batch import Batch
 from cosmati.core.method import Position
+from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Promise
 from cosmati.errors import words_of
 from cosmati.optim import AdamW
+from tests.train.packs import samples as packs
 
 RANK = int(os.environ.get("RANK", "0"))
-FAILS_AT = 2
+FAILS_AT, FAILS_LATE = 2, 5
 
 
 class Breaks(torch.autograd.Function):
@@ -131,24 +133,40 @@ def meeting_unseen(model: nn.Module, loss: Loss, data: Any) -> Loss:
     return loss
 
 
+class Committing(Method):
+    """A method that fails on rank 1 where the others commit."""
+
+    stage = Stage.GRADIENT
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        if at.clock.step == FAILS_LATE and RANK == 1 and not self.has_failed:
+            self.has_failed = True
+            raise ValueError("too late")
+        return gradients
+
+
 APART = {
     "full": (None, key_error),
     "ranks that meet": (None, key_error),
     "ranks that meet unseen": (meeting_unseen, key_error),
 }
+TOO_LATE = "too late"
 
 
 def run(case: str, sharding: Literal["replicated", "optimizer", "full"]) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     generator = torch.Generator().manual_seed(1)
-    batches = [(torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(5)]
-    loss = (Meeting if case == "ranks that meet" else Fickle)((CASES | APART)[case][RANK])
-    methods = [Refusing()] if case == "a method" else []
-    config = RunConfig(budget="5ba", num_microbatches=4, seed=3, num_threads=1, sharding=sharding)
-    told = []
+    batches = [(torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(8)]
+    loss = (Meeting if case == "ranks that meet" else Fickle)((CASES | APART).get(case, (None, None))[RANK])
+    methods: list[Method] = [Refusing()] if case == "a method" else [Committing()] if case == TOO_LATE else []
+    config = RunConfig(budget="8ba", num_microbatches=4, seed=3, num_threads=1, sharding=sharding)
+    told: list[str] = []
     with Trainer(model, loss, optimizers=[AdamW(lr=0.1)], methods=methods, config=config) as trainer:
-        while not trainer.should_stop:
+        while not trainer.should_stop and not told[1:]:
             try:
                 trainer.step(batches[trainer.clock.step])
             except Exception as error:  # noqa: BLE001  (what this is about)
@@ -156,8 +174,35 @@ def run(case: str, sharding: Literal["replicated", "optimizer", "full"]) -> dict
                 told.append(f"{trainer.clock.step} {type(error).__name__}: {words_of(error)}{after}")
                 if sharding == "full" or case in APART:
                     _end(told)
+                if "Ranks are" in told[-1]:
+                    break
         weights = [value.tolist() for value in model.state_dict().values()]
     return {"told": told, "weights": weights, "elastic": trainer.plan.holds(Promise.ELASTIC)}
+
+
+def look(*, fails: bool) -> dict[str, Any]:
+    """Train on packs, whose documents are looked at after the first microbatch of all."""
+
+    class Loss(LanguageModel):
+        forward_caches = ("num_calls",)
+        num_calls = 0
+
+        def __call__(self, model: nn.Module, data: Any) -> Any:
+            self.num_calls += 1
+            if fails and RANK == 1 and self.num_calls == 2:
+                raise KeyError("looked at")
+            return super().__call__(model, data)
+
+    network, data = packs.model(), packs.first_step(packs.source(packs.documents()))
+    loss, told = Loss(packs.VOCABULARY), list[str]()
+    with packs.trainer(network, None, packs.policy(), loss=loss, budget="2ba") as trainer:
+        while not trainer.should_stop:
+            try:
+                trainer.step_microbatches([data[RANK]], [None, None])
+            except Exception as error:  # noqa: BLE001
+                told.append(f"{trainer.clock.step} {type(error).__name__}: {error}")
+        weights = [value.tolist() for value in network.state_dict().values()]
+    return {"told": told, "weights": weights, "calls": loss.num_calls}
 
 
 def main(cases: list[str]) -> None:
@@ -166,6 +211,8 @@ def main(cases: list[str]) -> None:
     for case in cases:
         found[f"{case}, replicated"] = run(case, "replicated")
         found[f"{case}, optimizer"] = run(case, "optimizer")
+    found[TOO_LATE] = run(TOO_LATE, "replicated")
+    found["look"], found["no look"] = look(fails=True), look(fails=False)
     sys.stdout.write(json.dumps(found))
     dist.destroy_process_group()
 

@@ -35,6 +35,13 @@ def test_a_rank_that_fails_is_named_on_all_and_all_may_go_on() -> None:
                 assert own[name]["told"][0].startswith(told), name
                 assert own[name]["weights"] == found[0]["nothing, replicated"]["weights"], name
                 assert own[name]["elastic"], name
+    for own, first, steps in zip(found, ("0 RunError: Rank 1", "0 KeyError"), ("6", "55"), strict=True):
+        (looked,) = own["look"]["told"]
+        assert looked.startswith(first)
+        assert own["look"]["weights"] == found[0]["no look"]["weights"]
+        late = own[failing_ranks.TOO_LATE]["told"]  # Once the others have committed, at the next step.
+        assert "".join(one[0] for one in late) == steps
+        assert "RunError: Ranks are at steps 5 and 6" in late[-1]
 
 
 @pytest.mark.timeout(300)

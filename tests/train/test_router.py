@@ -84,7 +84,9 @@ def test_statistics_are_taught_by_whom_teaches_their_region() -> None:
 
 def test_a_microbatch_is_empty_where_all_its_rows_are_tombstones() -> None:
     batches = [rows(0, 1), rows(0, TOMBSTONE), rows(TOMBSTONE, TOMBSTONE), rows(TOMBSTONE, 5)]
-    flags = empty_flags([*batches, replace(batches[0], band=65535)], torch.device("cpu"))
+    flags = empty_flags([*batches, replace(batches[0], band=65535)], 7, torch.device("cpu"))
+    assert flags[:, 0].tolist() == [7.0] * 5, "the step"
+    flags = flags[:, 1:]
     assert flags[:, 0].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0], "empty"
     assert flags[:, 1].tolist() == [0.0, 0.0, 0.0, 0.0, 65535.0], "the band"
     assert flags[:, 2].tolist() == [batch.num_rows for batch in batches] + [2.0]

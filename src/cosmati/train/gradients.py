@@ -26,6 +26,7 @@ from cosmati.core.plan import row_couplings
 from cosmati.core.rng import position_key
 from cosmati.errors import OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
+from cosmati.train.all_ranks import all_or_none
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.collectives import unmet
@@ -157,7 +158,8 @@ class StepPasses:
         gradients = self._pass(step, turn, due)
         # Afterwards, when it's known whether they wait for other ranks, who may not look: then nothing is promised.
         if self.watch.is_on and self._a.policy is not None and not self._a.ranks.has_met:
-            self._look(step, turn)
+            with all_or_none(self._a.ranks) if self._a.ranks.can_tell else nullcontext():
+                self._look(step, turn)
         weights = self._a.layout.weights()
         for method in self._again:
             with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.isolated import Isolated, running
-from cosmati.errors import PlanError
+from cosmati.errors import PlanError, RunError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
 from cosmati.train.followed import check_rows, classes_in
@@ -91,29 +91,43 @@ class Router:
             return band
         return self._token_kinds[class_id] if self._token_kinds else 0
 
-    def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
+    def found(
+        self, mine: Sequence[Batch], class_ids: Sequence[int | None], step: int, device: torch.device
+    ) -> torch.Tensor:
         """Return what routes depend on beside classes: if a microbatch is empty, its band, its size, tokens by class.
 
         Args:
             mine: this rank's microbatches.
             class_ids: of all V microbatches.
+            step: at which this rank stands.
             device: of the result.
 
         Returns:
-            float64 [V / W, 4], or [V / W, 4 + classes] where a policy meets packs.
+            float64 [V / W, 5], or [V / W, 5 + classes] where a policy meets packs.
         """
-        flags = empty_flags(mine, device)
+        flags = empty_flags(mine, step, device)
         if self._policy is None or None not in class_ids:
             return flags
         return torch.cat([flags, count_tokens(mine, self.num_classes, device)], dim=1)
 
     def routes(self, class_ids: Sequence[int | None], step: int, found: torch.Tensor) -> list[Route]:
-        """Look up what each of a step's V microbatches may teach; `found` of all ranks' together."""
+        """Look up what each of a step's V microbatches may teach; `found` of all ranks' together.
+
+        Raises:
+            RunError: a rank stands at another step.
+        """
+        rows = found.tolist()
+        if len(steps := {int(row[0]) for row in rows}) > 1:
+            msg = (
+                f"Ranks are at steps {' and '.join(map(str, sorted(steps)))}: one has failed at what others have "
+                "committed, and has gone on. End all of them, and go on from the last checkpoint."
+            )
+            raise RunError(msg)
         return [
             self.route_of(class_id, step, int(band), is_empty=bool(flag), tokens=tokens)._replace(
                 num_rows=int(num_rows), num_tokens=int(num_tokens)
             )
-            for class_id, (flag, band, num_rows, num_tokens, *tokens) in zip(class_ids, found.tolist(), strict=True)
+            for class_id, (_, flag, band, num_rows, num_tokens, *tokens) in zip(class_ids, rows, strict=True)
         ]
 
     def route_of(
@@ -289,7 +303,7 @@ def refuse_measured(policy: CompiledPolicy) -> None:
         raise PlanError(msg)
 
 
-def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:
-    """Flag microbatches that hold nothing but tombstones, and say their bands, rows and tokens: float64 [V / W, 4]."""
-    told = [(bool((b.lineage.row_ids < 0).all()), b.band, b.num_rows, b.num_tokens) for b in mine]
+def empty_flags(mine: Sequence[Batch], step: int, device: torch.device) -> torch.Tensor:
+    """Return the step, flag microbatches of nothing but tombstones, say bands, rows and tokens: float64 [V / W, 5]."""
+    told = [(step, bool((b.lineage.row_ids < 0).all()), b.band, b.num_rows, b.num_tokens) for b in mine]
     return torch.tensor(told, dtype=torch.float64, device=device)

@@ -371,8 +371,8 @@ class Trainer(ExportingTrainer):
 
     def _routes(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> list[Route]:
         """Look up what each of the step's V microbatches may teach."""
-        a = self.assembly
-        return a.router.routes(class_ids, self.clock.step, a.layout.gather(a.router.found(mine, class_ids, a.device)))
+        a, step = self.assembly, self.clock.step
+        return a.router.routes(class_ids, step, a.layout.gather(a.router.found(mine, class_ids, step, a.device)))
 
     def _committed(
         self,
