@@ -111,6 +111,14 @@ def on_the_way_back(model: nn.Module, loss: Loss, data: Any) -> Loss:
     return Loss(mse_loss(model(broken(data[0].requires_grad_())), data[1], reduction="sum"), loss.weight)
 
 
+def in_a_hook(model: nn.Module, loss: Loss, data: Any) -> Loss:
+    def fail(_: Tensor) -> None:
+        raise ArithmeticError("on the way back")
+
+    loss.sum.register_hook(fail)
+    return loss
+
+
 def short(*_: Any) -> Any:
     raise torch.OutOfMemoryError("out of memory")
 
@@ -149,7 +157,7 @@ class Committing(Method):
 
 
 APART = {
-    "full": (None, key_error),
+    "full": (None, in_a_hook),
     "ranks that meet": (None, key_error),
     "ranks that meet unseen": (meeting_unseen, key_error),
 }
