@@ -29,6 +29,7 @@ from cosmati.explorer.run_view import RunView
 from cosmati.explorer.trust_drawing import trust_drawing
 from cosmati.forget.succession import CERTIFICATES
 from cosmati.ledger.verify import verify_ledger
+from cosmati.progress import ProgressDisplay
 from cosmati.recipes.quickstart import (
     QuickstartSize,
     Trial,
@@ -133,7 +134,7 @@ def _work(
     console.print("1/4  Read the Python source of this machine", highlight=False)
     size.language.library()
     console.print("     and search the learning rates of the language models", highlight=False)
-    trials = search_rates(size)
+    trials = search_rates(size, console)
     console.print("2/4  Train one language model under policy.yaml, with a ledger", highlight=False)
     signed = signed_or_declared(size, load_policy(policy), output / REHEARSAL)
     for line in _who_signs(signed, output / REHEARSAL):
@@ -159,9 +160,14 @@ def _who_signs(signed: Signed, folder: Path) -> tuple[str, ...]:
     )
 
 
-def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
+def search_rates(size: QuickstartSize, console: Console) -> tuple[Trial, ...]:
     """Train each trial of the learning-rate search."""
-    return tuple(_tried(arm, lr, recipe) for arm, lr, recipe in rate_search(size))
+    trials, asked = list[Trial](), rate_search(size)
+    with ProgressDisplay("     trials", console=console) as progress:
+        for arm, lr, recipe in asked:
+            progress.update(len(trials) / len(asked), f"{arm}, learning rate {lr:g}")
+            trials.append(_tried(arm, lr, recipe))
+    return tuple(trials)
 
 
 def _tried(arm: str, lr: float, recipe: Recipe) -> Trial:

@@ -74,7 +74,7 @@ def governed_and_priced(
         signed: policy and data of the governed runs.
         output: folder of the quickstart.
         commands: what makes all of it again.
-        say: told of the deletion, a line at a time.
+        say: told of the deletion and of the runs, a line at a time.
 
     Raises:
         TamperError: the ledger of the run that is shown doesn't verify.
@@ -87,10 +87,12 @@ def governed_and_priced(
     trained(with_policy, shown)
     tell(with_policy, shown, size, library, commands)
     forget_a_package(size.language, with_policy, shown, output / WITHOUT, say)
+    say(f"Training without the policy, seed 1 of {len(size.seeds)}")
     without, twin = recipe(None, seed=first), output / PRICE / f"ungoverned-{first}"
     trained(without, twin)
     tell(without, twin, size, library, ())
-    for seed in others:  # with and without in turns, so that a machine that slows down slows both
+    for done, seed in enumerate(others, 2):  # with and without in turns, so that a machine that slows down slows both
+        say(f"Training with the policy and without, seed {done} of {len(size.seeds)}")
         trained(governed(seed=seed), output / PRICE / f"governed-{seed}")
         trained(recipe(None, seed=seed), output / PRICE / f"ungoverned-{seed}")
     run = read_run(shown)
