@@ -175,6 +175,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    if "COVERAGE_PROCESS_START" in environment:
+        _measure_anew()
     if environment.get("PYTHONWARNINGS") == "error":
         warnings.simplefilter("error")
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
@@ -195,6 +197,15 @@ def _run(
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(program, run_name="__main__")
+
+
+def _measure_anew() -> None:
+    """Have what this process runs told apart from what the server ran: the environment says for which test it is."""
+    import coverage
+
+    if (of_the_server := coverage.Coverage.current()) is not None:
+        of_the_server.stop()
+    coverage.process_startup(force=True)
 
 
 def run_python(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -57,3 +58,15 @@ def test_packs_that_are_cut_into_another_number_of_pieces_are_refused() -> None:
     ids, tokens = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64)
     with pytest.raises(BatchError, match="different numbers of rows"):
         Lineage(ids, ids, token_class_ids=tokens).cut(lambda told: told.reshape(4, 2), pieces=4)
+
+
+def test_names_that_are_given_at_once_are_those_of_by_names() -> None:
+    rows, classes = torch.arange(3), torch.tensor([1, 0, 1])
+    named = Lineage(rows, classes, class_names=("a", "b"))
+    for one in (named, Lineage(rows, classes).by_names(("a", "b"))):
+        assert one.class_names == ("a", "b")
+        found = one.numbered_by(("b", "c", "a"))
+        assert found.class_ids is not None
+        assert (found.class_ids.tolist(), found.class_names) == ([0, 2, 0], ("b", "c", "a"))
+    with pytest.raises(BatchError, match="class names weren't"):
+        dataclasses.replace(named, class_ids=torch.tensor([0, 0, 0])).numbered_by(("b", "a"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -45,6 +45,11 @@ def test_a_method_that_overrides_nothing_changes_nothing() -> None:
     assert (method.frozen(["w"], at), method.couples, method.init(model)) == (frozenset(), frozenset(), {})
     assert method.perturbation(named, named, at) is None
     assert method.evaluation_weights(state, at) is None
+    assert method.image_size((32, 48), 0.5) == (32, 48)
+    loss = Regression()
+    assert method.loss(loss, state, at) is loss
+    with method.passing(cast("Any", None), at) as around:
+        assert around is None
     assert method.claims == {"evaluation weights"}
     hooks = [name for name in vars(Method) if not name.startswith("_")]
     assert not any(overrides(method, hook) for hook in hooks if hook not in ("stage", "owns"))

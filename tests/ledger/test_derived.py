@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import shutil
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from cosmati.ledger.derived import folder
 from cosmati.ledger.derived.answers import num_standing, policy_effects, steps_taught, taught
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.opened import DerivedLedger, fingerprint, open_derived, open_proven
-from cosmati.ledger.derived.views import COLUMNS, run_sql
+from cosmati.ledger.derived.views import COLUMNS, run_sql, written
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import contributions, direct_write_exclusion
 
@@ -394,3 +397,19 @@ def test_every_view_has_the_columns_that_the_docs_promise(path: Path) -> None:
 def run_columns(ledger: Path, view: str) -> list[str]:
     with open_derived(ledger) as derived:
         return run_sql(derived, f"SELECT * FROM {view} LIMIT 0")[0]
+
+
+def test_rows_are_written_for_people_for_tables_and_for_programs() -> None:
+    rows = [(1, 0.123456789, "=1+1", None), (2, math.inf, 'a "b"', {7: [math.nan, (1, Decimal("0.5"))]})]
+    names = ("n", "x", "text", "more")
+    told = [json.loads(line) for line in written(names, iter(rows), "json")]
+    assert told == [
+        {"n": 1, "x": 0.123456789, "text": "=1+1", "more": None},
+        {"n": 2, "x": "inf", "text": 'a "b"', "more": {"7": ["nan", [1, "0.5"]]}},
+    ]
+    table = list(csv.reader(written(names, iter(rows), "csv")))
+    assert table[:2] == [[*names], ["1", "0.123456789", "'=1+1", ""]]
+    assert table[2][:3] == ["2", "inf", 'a "b"']
+    lines = list(written(names, iter([row[:3] for row in rows]), "table"))
+    assert [line.split(None, 2) for line in lines[1:]] == [["1", "0.123457", "=1+1"], ["2", "inf", 'a "b"']]
+    assert len({line.index(word) for line, word in zip(lines, ("text", "=1+1", 'a "b"'), strict=True)}) == 1

@@ -18,6 +18,7 @@ from cosmati.ledger.evidence import (
     evidence_level,
     is_witnessed,
     read_replayed,
+    utc,
 )
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import TreeHead
@@ -167,3 +168,9 @@ def test_a_profile_is_read_as_it_was_written() -> None:
     assert LedgerProfile.of({"witnessing": BOTH.facts}) == BOTH
     assert LedgerProfile.of({}) == OPERATOR_ALONE
     assert str(OPERATOR_ALONE) == "self: operator-asserted; nobody else is asked"
+
+
+def test_times_in_words() -> None:
+    assert utc(0) == "1970-01-01T00:00:00Z"
+    assert utc(1_792_454_400) == "2026-10-20T00:00:00Z"
+    assert utc(1 << 62) == f"{1 << 62} s"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmati.errors import LedgerError
+from cosmati.ledger import row_keys
 from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.row_secrets import KeyedRows, RowsAt, SaltedRows, commit
 from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
@@ -99,6 +100,15 @@ def test_what_is_forgotten_whole_takes_no_room() -> None:
     assert len(keys.to_bytes()) < len(few.to_bytes()) < 70_000
     assert keys.of(65535) is None
     assert keys.of(65536) == key_at(ROOT, 65536)
+
+
+def test_keys_are_the_same_however_few_are_kept_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_keys, "_MOST_CACHED", 2)
+    keys = RowKeys(ROOT)
+    keys.forget([1 << 40])
+    places = [number << 8 * level for number in (1, 2, 3, 1) for level in range(5)]
+    assert [keys.of(place) for place in places] == [key_at(ROOT, place) for place in places]
+    assert max(len(keys._cache), len(keys._above_leaves)) == 2
 
 
 def test_the_file_is_the_owners_and_says_what_is_damaged(tmp_path: Path) -> None:

@@ -118,6 +118,12 @@ def test_plain_adamw_is_pytorchs() -> None:
     found = stepped(BoundedAdamW([ours], 0.1, weight_decay=0.3, cautious=True), ours, gradients)
     expected = stepped(torch.optim.AdamW([theirs], 0.1, weight_decay=0.3), theirs, gradients)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for decay in (0.0, 0.3):
+        start, gradients = draws((4, 3), 1, seed=5)[0], draws((4, 3), 6)
+        ours, theirs = Parameter(start.clone()), Parameter(start.clone())
+        found = stepped(BoundedAdamW([ours], 0.1, weight_decay=decay), ours, gradients)
+        expected = stepped(torch.optim.AdamW([theirs], 0.1, weight_decay=decay), theirs, gradients)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import PolicyError
+from cosmati.routing.bands import Bands
 from cosmati.routing.measures import Grading
 from cosmati.routing.policy import CompiledPolicy, check_rules
 from cosmati.routing.policy_analysis import diff, explain, heat_map_text
@@ -175,6 +176,7 @@ def test_what_isnt_one_is_refused_with_its_line(text: str) -> None:
         ("{grades: []}", "at least 1"),
         ("{grades: [a, b], thresholds: []}", "need 1 thresholds"),
         ("{grades: [a, b, c], thresholds: [2, 1]}", "go up"),
+        ("{grades: [a, b], thresholds: [1e999]}", "finite number"),
         ("{grades: [a b]}", "pattern"),
         ("{names: [a]}", "no such field"),
         ("[a]", "Input should be"),
@@ -338,3 +340,22 @@ def test_what_would_wait_for_nothing_is_rejected() -> None:
     table = compiled(rules, measures=MEASURES, attenuate=nothing)
     found = {g: table.decision[table.row(3, table.kind_of(0, {"trust": g}))] for g in ("low", "high")}
     assert found == {"low": ("reject", "reject"), "high": ("defer", "admit")}
+
+
+@given(
+    st.floats(allow_nan=False) | st.integers(-(10**400), 10**400) | st.sampled_from(["low", "high", "x", None, True])
+)
+def test_a_value_has_a_grade_or_is_refused(value: Any) -> None:
+    trust = Grading(grades=("low", "high"), thresholds=(0.5,))
+    bands = Bands(measure="m", names=("low", "high"), thresholds=(0.5,))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1.7976931348623157e308
+    if is_number or value in ("low", "high"):
+        wanted = value if isinstance(value, str) else ("low", "high")[value >= 0.5]
+        assert trust.read(value) == wanted
+        assert bands.names[bands.read(value)] == wanted
+        return
+    for read in (trust.read, bands.read):
+        with pytest.raises(ValueError, match="neither a finite number"):
+            read(value)
+    with pytest.raises(ValueError, match="none of the grades"):
+        Grading(grades=("low",)).read(value)

@@ -15,6 +15,7 @@ from tools.mutants.nearest import Test as MappedTest
 from tools.mutants.nearest import choose
 from tools.mutants.operators import IMPORTED, Mutant, find
 from tools.mutants.sample import draw, mutants_of, read_equivalents
+from tools.mutants.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,6 +212,54 @@ def test_a_toy_with_one_surviving_mutant(tmp_path: Path, capfd: pytest.CaptureFi
     assert main(arguments, tmp_path) == 0  # all is known: nothing runs again
     assert (len(kept), kept[0].read_text()) == (1, before)
     assert capfd.readouterr().out.splitlines()[-1] == "mutants: 3 of 4 killed"
+
+
+SHARED = """
+import pytest
+
+from cosmati.core.clamp import clamp
+from tests.processes import run_python
+
+
+@pytest.fixture(scope="module")
+def clamped():
+    return clamp(5.0)
+
+
+def test_that_has_the_fixture_made(clamped):
+    assert clamped == 3.0
+
+
+def test_that_finds_it_made(clamped):
+    assert clamped < 4
+
+
+def test_that_has_the_server_begun():
+    assert run_python(["-c", "pass"]).returncode == 0
+
+
+def test_that_forks():
+    assert run_python(["-c", "from cosmati.core.clamp import clamp; assert clamp(1.0) == 1.0"]).returncode == 0
+"""
+
+
+@pytest.mark.timeout(400)
+def test_what_tests_share_or_have_run_in_forks_is_theirs(tmp_path: Path) -> None:
+    pytest.importorskip("coverage", reason="the extra `mutants` isn't installed")
+    forks = {"tests/__init__.py": "", "tests/processes.py": (ROOT / "tests/processes.py").read_text()}
+    for name, text in {**TOY, **forks, "tests/core/test_shared.py": SHARED}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / ".mutants").mkdir()
+    with Sandbox(tmp_path) as sandbox:
+        found = line_map.read_or_build(tmp_path, sandbox, tmp_path / ".mutants", 1)
+    ran = {one.name.rpartition("::")[2]: one.lines.get("src/cosmati/core/clamp.py", 0) & ~IMPORTED for one in found}
+    assert ran["test_that_has_the_fixture_made"] == ran["test_that_finds_it_made"] == lines(5, 6)
+    assert ran["test_that_has_the_server_begun"] == 0
+    assert ran["test_that_forks"] & lines(5, 6, 7) == lines(5, 7)
+    (forking,) = [one for one in found if one.name.endswith("test_that_forks")]
+    assert forking.work >= forking.seconds > 0
 
 
 def test_the_list_of_equivalent_mutants_fits_the_source() -> None:

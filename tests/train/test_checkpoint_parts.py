@@ -131,6 +131,30 @@ def test_who_holds_more_by_itself_is_given_less_of_the_rest() -> None:
     assert abs(loads[0] - loads[2]) <= 1 << 20
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_what_a_rank_holds_alone_counts_by_its_bytes_wherever_it_stands_in_its_tensor(dtype: torch.dtype) -> None:
+    own, rest = ((num << 20) // dtype.itemsize for num in (4, 12))
+    held = {"model/a": [Held(rank, 0, rest) for rank in range(2)], "state/b": [Held(0, 0, own)]}
+    plan = share_out({key: (dtype, (spans[0].stop,), spans) for key, spans in held.items()}, 2)
+    written = [(r.writer, one.num_bytes(r.stop - r.start)) for one in plan.values() for r in one.runs]
+    assert [sum(size for writer, size in written if writer == rank) for rank in range(2)] == [8 << 20, 8 << 20]
+
+
+@given(st.lists(st.integers(0, 40), max_size=12))
+def test_what_travels_at_once_is_bounded(sizes: list[int]) -> None:
+    """Each batch is as long as it can be: what comes next wouldn't fit, or is larger than all that may travel."""
+    moves = {f"model/{n:02}": [shares.Move(0, 1, 0, size)] if size else [] for n, size in enumerate(sizes)}
+    plan = {key: shares.SharedTensor(torch.uint8, (40,), [], own) for key, own in moves.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares, "_BATCH_BYTES", 50)
+        batches = list(shares._batches(plan))
+    assert [key for batch in batches for key in batch] == list(plan)
+    found = [[sum(move.stop for move in moves[key]) for key in batch] for batch in batches]
+    assert all(batches)
+    assert all(sum(batch) <= 50 for batch in found)
+    assert all(sum(batch) + after[0] > 50 for batch, after in itertools.pairwise(found))
+
+
 def test_the_longest_name_in_a_key_is_meant() -> None:
     assert parameter_in("average/a/b", {"a", "a/b", "b"}) == "a/b"
     assert parameter_in("num_updates", {"a"}) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,21 @@ def test_norms_are_those_of_a_loop_by_hand(config: dict[str, Any]) -> None:
         theirs = {name: value for name, value in theirs.items() if name in mine}  # noqa: PLW2901
         assert len(theirs) == (6 if mine is found[0] else 4)
         assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_parts_are_those_where_names_first_differ() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        OrderedDict(net=nn.Sequential(OrderedDict(body=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))))
+    )
+    listener = Listener()
+    data = InMemory((ROWS, ROWS.sum(1, keepdim=True)), 4)
+    run, observers = RunConfig(budget="1ba"), [Monitors([GradientNorms()], every=1), listener]
+    Trainer(
+        model, squared_error, data, optimizers=[torch.optim.SGD(model.parameters())], observers=observers, config=run
+    ).fit()
+    ((_, found),) = listener.values
+    assert {"gradient_norm/net.body.0", "gradient_norm/net.body.1"} == found.keys()
 
 
 def test_regions_of_a_policy_name_the_norms() -> None:
@@ -245,6 +261,10 @@ def test_rates_and_the_end_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
         "flops_per_second": 1e7,
         "model_flops_utilization": 0.01,
     }
+    assert speed.measure(outcome(15, clock=Clock(step=16, rows=64, tokens=640, seconds=4.0))) == {}, (
+        "no time has passed"
+    )
+    assert Monitor().measure(outcome(0)) == {}
     ticks = iter([100.0, 130.0])
     monkeypatch.setattr("cosmati.train.observers.monitors.speed.monotonic", lambda: next(ticks))
     end = EstimatedEnd()

@@ -64,6 +64,7 @@ def test_without_a_policy_no_class_is_asked_for() -> None:
     router = Router(None, REGIONS, ())
     assert router.class_of(_of_classes(1, 0)) is None
     assert router.class_of(_of_classes(1, 0, class_id=1)) == 1
+    assert [router.decision(1, step, in_packs=packed) for step in (0, 9) for packed in (False, True)] == ["admit"] * 4
 
 
 def test_statistics_are_taught_by_whom_teaches_their_region() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOLDERS = (
     *("core", "train", "routing", "ledger", "optim", "golden", "test_*.py", "cli/test_ledger*.py"),
-    *("methods", "recipes", "docs"),
+    *("methods", "recipes", "docs", "forget", "export", "provenance"),
 )
 """What may run lines of the five rooms and is quick enough, below `tests`, in the order in which it's mapped."""
 
@@ -109,6 +109,9 @@ def _run(sandbox: Sandbox, files: list[str], known: list[Test], jobs: int) -> li
     in_workers = ((test, path, int(bits, 16)) for facts in seen for test, path, bits in facts["lines"])
     for test, path, bits in (*in_workers, *_in_processes(folder, sandbox.root)):
         lines[test][path] |= bits
+    for test, fixtures in (one for facts in seen for one in facts["fixtures"].items()):
+        for path, bits in (one for fixture in fixtures for one in lines[fixture].items()):
+            lines[test][path] |= bits
     for test, path in _imports(sandbox.root, {name for facts in seen for name in facts["tests"]}):
         lines[test][path] |= IMPORTED
     ran = {test: result for facts in seen for test, result in facts["tests"].items()}

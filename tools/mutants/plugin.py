@@ -11,8 +11,9 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from coverage import Coverage
 
 CURRENT = "MUTANTS_CURRENT"
-"""The test that runs now, for the processes that it starts: they have a static context of that name."""
+"""The test that runs now, or the fixture, for the processes that it starts: they have a static context of that name."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,6 +74,7 @@ class Mapping:
         self._work: dict[str, float] = {}
         self._duration: dict[str, float] = defaultdict(float)
         self._outcome: dict[str, str] = {}
+        self._fixtures: dict[str, list[str]] = {}
         worker = getattr(config, "workerinput", None)
         self._name = "main" if worker is None else worker["workerid"]
         is_controller = worker is None and config.getoption("numprocesses", None)
@@ -97,14 +99,36 @@ class Mapping:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Name the context after the test."""
-        os.environ[CURRENT] = item.nodeid
         before = sum(os.times()[:4])
-        if self._coverage is not None:
-            self._coverage.switch_context(item.nodeid)
-        yield
+        known = getattr(item, "_fixtureinfo", None)
+        used = [definitions[-1] for definitions in known.name2fixturedefs.values()] if known is not None else []
+        self._fixtures[item.nodeid] = [_name_of(fixture) for fixture in used if fixture.scope != "function"]
+        with self._context(item.nodeid):
+            yield
         self._work[item.nodeid] = sum(os.times()[:4]) - before
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """Name the context after a fixture that tests share: whichever comes first, all of them rest on it."""
+        if fixturedef.scope == "function":
+            yield
+            return
+        with self._context(_name_of(fixturedef)):
+            yield
+
+    @contextmanager
+    def _context(self, name: str) -> Iterator[None]:
+        before = os.environ.get(CURRENT, "")
+        self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def _switch(self, name: str) -> None:
+        os.environ[CURRENT] = name
         if self._coverage is not None:
-            self._coverage.switch_context("")
+            self._coverage.switch_context(name)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Sum the durations of set-up, call and tear-down."""
@@ -116,7 +140,12 @@ class Mapping:
         """Write what this process saw."""
         facts = {
             "collected": self._collected,
-            "tests": {test: (self._work[test], self._duration[test], self._outcome[test]) for test in self._work},
+            # What forks do for a test is none of its children's time, but of the clock's.
+            "tests": {
+                test: (max(work, self._duration[test]), self._duration[test], self._outcome[test])
+                for test, work in self._work.items()
+            },
+            "fixtures": self._fixtures,
             "lines": [] if self._coverage is None else self._lines(self._coverage, session.config.rootpath),
         }
         (self._folder / f"seen-{self._name}.json").write_text(json.dumps(facts))
@@ -125,3 +154,7 @@ class Mapping:
     def _lines(coverage: Coverage, root: Path) -> list[tuple[str, str, str]]:
         coverage.stop()
         return [(test, path, f"{bits:x}") for test, path, bits in lines_by_test(coverage.get_data(), root)]
+
+
+def _name_of(fixture: pytest.FixtureDef[Any]) -> str:
+    return f"fixture {fixture.baseid}::{fixture.argname}"

@@ -25,7 +25,6 @@ from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.streaming import StreamingDataset
 from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
-from cosmati.routing.bands import Bands
 from cosmati.routing.measures import Grading
 
 POLICY = """
@@ -270,25 +269,6 @@ def test_too_many_kinds_are_refused(tmp_path: Path) -> None:
     rows = measure(read_jsonl(tmp_path / "rows.jsonl", class_of="open"), grades={"id": of_field("id")})
     with pytest.raises(DataError, match=f"more than {MAX_KINDS} kinds"):
         kinds_in(rows)
-
-
-@given(
-    st.floats(allow_nan=False) | st.integers(-(10**400), 10**400) | st.sampled_from(["low", "high", "x", None, True])
-)
-def test_a_value_has_a_grade_or_is_refused(value: Any) -> None:
-    trust = Grading(grades=("low", "high"), thresholds=(0.5,))
-    bands = Bands(measure="m", names=("low", "high"), thresholds=(0.5,))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1.7976931348623157e308
-    if is_number or value in ("low", "high"):
-        wanted = value if isinstance(value, str) else ("low", "high")[value >= 0.5]
-        assert trust.read(value) == wanted
-        assert bands.names[bands.read(value)] == wanted
-        return
-    for read in (trust.read, bands.read):
-        with pytest.raises(ValueError, match="neither a finite number"):
-            read(value)
-    with pytest.raises(ValueError, match="none of the grades"):
-        Grading(grades=("low",)).read(value)
 
 
 def test_a_kind_in_words() -> None:
