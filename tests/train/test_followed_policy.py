@@ -153,6 +153,22 @@ def test_a_number_that_is_left_out_is_waited_for(world: World, tmp_path: Path) -
     assert len(in_force(tmp_path / "run")) == 1
 
 
+def test_a_next_version_that_is_no_policy_is_told_once_and_the_one_in_force_holds(world: World, tmp_path: Path) -> None:
+    second, folder = PolicyName("main", 2), tmp_path / "run"
+
+    def sign() -> None:
+        sign_targets(world.repository, world.ring("ada"), second.role, {second.target: b"{}"}, what="main")
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        world.trainer(folder, {3: sign, 4: lambda: None, 6: lambda: None}).fit()
+    assert len([one for one in told if "goes on with the policy that it has" in str(one.message)]) == 1
+    assert json.loads((folder / REFUSED_FILE).read_text())["why"]
+    assert len(in_force(folder)) == 1
+    world_trainer(tmp_path / "undisturbed", policy=load_policy(POLICY + BEFORE)).fit()
+    assert weights(folder) == weights(tmp_path / "undisturbed")
+
+
 @pytest.mark.parametrize("grace", ["", "{revocation: reject, expiry: reject}", "{expiry: {finish: 3ba}}"])
 @pytest.mark.parametrize("what", ["revoke", "hide", "go_on", "replace"])
 def test_a_policy_that_is_taken_back_stops_the_run(tmp_path: Path, what: str, grace: str) -> None:
