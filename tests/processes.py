@@ -205,6 +205,7 @@ def _measure_anew() -> None:
 
     if (of_the_server := coverage.Coverage.current()) is not None:
         of_the_server.stop()
+        of_the_server.save = lambda: None  # type: ignore[method-assign]  # else each process would write it too
     coverage.process_startup(force=True)
 
 
