@@ -18,6 +18,7 @@ from cosmati.core.loss import (
     huggingface_loss,
     without_tombstones,
 )
+from cosmati.core.own_loss import own_mixed_logits
 from cosmati.errors import BatchError
 
 
@@ -223,3 +224,8 @@ def test_hugging_face_labels_are_shifted_in_causal_models_alone() -> None:
     nothing = huggingface_loss(BertForMaskedLM(), {"labels": torch.full((1, 3), -100)})
     assert (int(nothing.weight), float(nothing.sum)) == (0, 0.0)
     assert seen[-1].tolist() == [[0, 0, 0]], "a mean over no labels would be NaN"
+
+
+def test_labels_of_two_rows_are_mixed_by_models_with_a_loss_of_their_own() -> None:
+    with pytest.raises(BatchError, match="The Identity isn't a Hugging Face model with a loss of its own"):
+        own_mixed_logits(Identity(), {"x": torch.ones(2)}, torch.tensor([0, 1]))

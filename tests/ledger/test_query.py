@@ -175,6 +175,16 @@ def test_many_exclusions_are_the_single_ones(tmp_path: Path) -> None:
         direct_write_exclusions(tmp_path / "l", [*pairs, ("a", "mid")])
 
 
+@pytest.mark.parametrize("pairs", [[("a", "mid"), ("b", "in")], [("b", "in"), ("a", "mid")]])
+def test_the_first_microbatch_that_wrote_is_named_whichever_pair_it_belongs_to(tmp_path: Path, pairs: Any) -> None:
+    write_signed(tmp_path / "l", build([[(0, 1, 3, 1.0, None), (1, 0, 2, 1.0, None)]] * 3), KEY)
+    with pytest.raises(RefutedError, match=r"step 0\), microbatch 0, gave rows of 'a' weight 0\.25 in 'mid'"):
+        direct_write_exclusions(tmp_path / "l", pairs)
+    write_signed(tmp_path / "other", build([[(1, 0, 2, 1.0, None), (0, 1, 3, 1.0, None)]] * 3), KEY)
+    with pytest.raises(RefutedError, match=r"step 0\), microbatch 0, gave rows of 'b' weight 1\.0 in 'in'"):
+        direct_write_exclusions(tmp_path / "other", pairs)
+
+
 def test_superseded_steps_do_not_contribute_and_still_deny_an_exclusion(tmp_path: Path) -> None:
     with write_run(tmp_path / "l", KEY, 4) as writer:
         append_steps(writer, range(4, 8))

@@ -451,3 +451,37 @@ def test_a_mark_looks_at_what_was_there() -> None:
     own: list[Any] = [torch.ones(1), None]
     own[1] = own
     assert Mark(own).is_same(own)
+
+
+class Column:
+    """Something of a data frame's: one column, by a copy of its own where it's written to."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def to_numpy(self) -> Any:
+        return self.held
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.held
+
+
+@pytest.mark.parametrize("depth", range(1, 15))
+def test_a_mark_looks_twelve_containers_deep(depth: int) -> None:
+    leaf = torch.ones(2)
+    data: Any = leaf
+    for _ in range(depth):
+        data = [data]
+    mark = Mark({"x": torch.ones(1), "deep": data})
+    leaf[0] = 7
+    assert mark.has_changed({"x": torch.ones(1), "deep": data}) == (depth <= 12)
+
+
+def test_a_column_is_looked_at() -> None:
+    column = Column(np.arange(4.0))
+    mark = Mark((column, "text"))
+    assert not mark.has_changed((column, "text"))
+    column.held = np.arange(4.0)
+    assert not mark.has_changed((column, "text"))
+    column.held[2] = 7
+    assert mark.has_changed((column, "text"))

@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 from cosmati import InMemory, Loss, RunConfig, SubStep, Trainer
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.pieces import Pieces, Uncut
+from cosmati.core.plan import Promise
 from cosmati.errors import DivergenceError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods.ema import EMA
@@ -148,8 +149,14 @@ def test_a_bad_step_is_left_out_on_record(tmp_path: Path, num_microbatches: int)
         on_divergence="skip",
         ledger=True,
     )
+    undisturbed = trainer_of(SpoiltAt(-1, 1.0), num_microbatches=num_microbatches)  # before a step
     result = trainer.fit()
     assert (result.outcome, result.clock.step) == ("completed", 6)
+    left = {guarantee.promise for guarantee in trainer.plan.guarantees if "step 2 was left out" in guarantee.because}
+    before = {guarantee.promise for guarantee in undisturbed.plan.guarantees if guarantee.holds}
+    assert left == before & {Promise.PARITY, Promise.NO_DIRECT_WRITE, Promise.ISOLATED}
+    assert not any(trainer.plan.holds(promise) for promise in left)
+    assert before - left, "of others nothing is said"
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
     lines = [json.loads(line) for line in (tmp_path / "ledger" / "details.jsonl").read_text().splitlines()]
     left_out = [line["step"] for line in lines if line.get("left_out")]

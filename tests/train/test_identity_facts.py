@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, relu
 
+from cosmati.core.batch import Batch, Lineage
 from cosmati.data.shards.writer import ShardWriter
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
+from cosmati.train.identity import describe_source
 from tests.train import counting_file
 from tests.train.test_other_run_more import batches, is_refused, run
 
@@ -246,3 +248,13 @@ def test_a_sources_transform_is_compared(tmp_path: Path, name: str) -> None:
         return {"data": lambda: StreamingSource(StreamingDataset(tmp_path / "rows", transform=made), 8), "loss": loss}
 
     is_refused(tmp_path / "run", told, source(first), source(other))
+
+
+def test_rows_and_classes_of_batches_in_a_list_are_told() -> None:
+    rows, classes = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+
+    def told(rows: Tensor, classes: Tensor) -> object:
+        return describe_source([Batch((torch.ones(4, 6),), Lineage(rows, classes))])["content"]
+
+    assert told(rows, classes) == told(rows.clone(), classes.clone())
+    assert len({told(rows, classes), told(rows + 1, classes), told(rows, classes + 1)}) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError, PlanError, RunError
 from cosmati.records.run import RunRecord
-from cosmati.storage.lock import is_locked
+from cosmati.storage.lock import FileLock, is_locked
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.metrics import MetricsFile
@@ -28,7 +29,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run import session
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, publish_checkpoint, write_checkpoint
-from cosmati.train.run.folder import RunFolder
+from cosmati.train.run.folder import RunFolder, _locked
 from cosmati.train.run.result import RunResult
 from cosmati.train.run.session import OpenRun
 from tests.train.hand_made import SecondOfTwo, Ticks, outcome, run_facts
@@ -338,3 +339,11 @@ def test_a_folder_of_another_process_is_not_let_go(tmp_path: Path) -> None:
         pass
     assert is_locked(tmp_path / "lock")
     holder.unlock()
+
+
+def test_who_looks_for_a_lock_that_nobody_holds_any_more_leaves_nothing_behind(tmp_path: Path) -> None:
+    with FileLock(tmp_path / "lock"):
+        before = list(gc.callbacks)
+        with pytest.raises(BlockingIOError):
+            _locked(tmp_path / "lock")
+        assert gc.callbacks == before

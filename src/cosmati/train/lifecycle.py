@@ -222,8 +222,7 @@ class Lifecycle(KnownNames):
             f"{was} from here on. Begin with num_microbatches={now} next time.",
             stacklevel=2,
         )
-        if a.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing, where CUDA isn't in use
 
     def evaluate(self) -> Mapping[str, float]:
         """On all ranks: measure, tell observers, and return the metrics; nothing without `Evaluation` or open run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +394,28 @@ def test_circles_and_odd_objects_end() -> None:
     odd.long.append(1)
     after = {place.name: content_of(place.value) for place in places_in({"loss": odd})}
     assert {name for name, content in after.items() if before[name] != content} >= {"loss.big", "loss.long"}
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[str, Tensor]:
+    return TABLE
+
+
+class Cached(Body):
+    """Asks a cached function, which has read a global table."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden * table()["scale"]
+
+
+def test_what_a_cached_function_reads_is_looked_at() -> None:
+    table.cache_clear()
+    TABLE["scale"] = torch.ones(1)
+    try:
+        model = Cached()
+        before = {place.name: content_of(place.value) for place in places_in({"": model})}
+        TABLE["scale"] = torch.full((1,), 2.0)
+        after = {place.name: content_of(place.value) for place in places_in({"": model})}
+    finally:
+        del TABLE["scale"]
+    assert any("TABLE" in name and before[name] != content for name, content in after.items()), [*after]

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -299,3 +299,14 @@ def test_what_lies_deeper_is_put_back() -> None:
     assert len(inner["n"]) == 2
     assert not inner["n"][1].any()  # type: ignore[attr-defined]
     assert not hasattr(model.weight, "mean_seen")
+
+
+def test_a_files_array_that_nobody_can_write_to_is_told_by_itself_and_not_read(tmp_path: Path) -> None:
+    np.arange(10.0).tofile(tmp_path / "file")
+    read_only, written = (np.memmap(tmp_path / "file", np.float64, mode) for mode in ("r", "r+"))
+    for part in (read_only, read_only[2:5], np.asarray(read_only)):
+        (_, (_, _, told)), is_whole = cast("Any", read(part))
+        assert (told, is_whole) == (id(part), True)
+    for part in (written, written[2:5], np.arange(10.0)):
+        (_, (_, _, told)), is_whole = cast("Any", read(part))
+        assert (told, is_whole) == (part.tobytes(), True)
