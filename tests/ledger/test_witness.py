@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -503,3 +504,15 @@ def test_of_many_cosignatures_of_one_witness_the_first_and_the_last_stay(ledger:
     (path,) = (ledger / FOLDER).iterdir()
     assert path.read_text().count(witness.key.name) == 2
     assert cosignatures(path.read_bytes(), [witness.key])[0].time == 1000
+
+
+def test_a_connection_stays_open_but_after_what_is_not_read(url: str) -> None:
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+    asked = ("/add-checkpoint", 400, True), ("/add-checkpoint", 400, True), ("/elsewhere", 404, False)
+    for path, status, stays in asked:
+        connection.request("POST", path, b"no request")
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.getheader("Connection") != "close") == (status, stays)
+        assert (connection.sock is not None) == stays
+    connection.close()

@@ -54,6 +54,17 @@ def test_the_summary_comes_first_then_each_cell_then_a_map() -> None:
     ]
 
 
+def test_a_phase_of_one_step_is_named() -> None:
+    late: list[dict[str, object]] = [*OLD, {"class": "d", "phase": "late", "weight": 1}]
+    found = PolicyDiff(compiled(policy_of(OLD, "9ba")), compiled(policy_of(late, "9ba")))
+    assert [line for line in str(found).splitlines() if "phase" in line] == [
+        f"loosens  d, {region}, phase late (steps 9 to 10): 0 (reject) -> 1 (admit)" for region in ("tail", "head")
+    ]
+    whole: list[dict[str, object]] = [*OLD, {"class": "d", "weight": 1}]
+    found = PolicyDiff(compiled(policy_of(OLD, "9ba")), compiled(policy_of(whole, "9ba")))
+    assert "phases early to late (steps 0 to 10)" in str(found)
+
+
 def test_what_no_weight_tells_is_told_too() -> None:
     bands = {"measure": "m", "names": ["low", "high"], "thresholds": [0.5]}
     old = policy_of(OLD, bands=bands)

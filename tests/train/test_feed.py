@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Clock
 from cosmati.errors import DataError, PlanError
+from cosmati.train.by_position import ByPosition
 from cosmati.train.feed import IterableFeed, OrderedFeed
 from cosmati.train.step_rows import as_batch, split_batch
 from tests.train.hand_made import rows
@@ -197,3 +199,34 @@ def test_a_batch_is_cut_in_order() -> None:
     assert split_batch(batch, 1)[0] is batch
     assert [part.lineage.row_ids.tolist() for part in split_batch(batch, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert [part.lineage.row_ids.tolist() for part in split_batch(batch, 8)] == [[i] for i in range(8)]
+
+
+class Rows(Sequence[torch.Tensor]):
+    """Makes its batches when it's asked."""
+
+    def __init__(self, made: list[torch.Tensor]) -> None:
+        self.made = made
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.made[index].clone()
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_the_first_batch_and_the_last_one_are_compared_where_reading_goes_on(changed: int) -> None:
+    made = [torch.full((2,), float(number)) for number in range(4)]
+    before, after = ByPosition(Rows(made), lambda _: None), ByPosition(Rows([*made]), lambda _: None)
+    for step in range(3):
+        before.read(step)
+    state = json.loads(json.dumps(before.state()))
+    assert [step for step, _ in state["read"]] == [0, 2]
+    after._data.made[changed] = torch.zeros(2) - 1
+    after.restore(state)
+    if changed == 1:
+        assert torch.equal(after.read(3), made[3])
+        assert after.state()["read"][0] == state["read"][0], "the first one is that of the run"
+        return
+    with pytest.raises(DataError, match=f"batch {changed} of the data is another one now"):
+        after.read(3)

@@ -310,3 +310,12 @@ def test_a_files_array_that_nobody_can_write_to_is_told_by_itself_and_not_read(t
     for part in (written, written[2:5], np.arange(10.0)):
         (_, (_, _, told)), is_whole = cast("Any", read(part))
         assert (told, is_whole) == (part.tobytes(), True)
+
+
+def test_the_order_of_what_is_long_counts_where_it_has_one() -> None:
+    items = list(range(70_000))
+    swapped = [1, 0, *items[2:]]
+    for kind in (list, tuple, deque):
+        assert read(kind(items))[0] != read(kind(swapped))[0]
+    assert read(set(items))[0] == read(set(swapped))[0]
+    assert read(dict.fromkeys(items))[0] != read(dict.fromkeys(swapped))[0]
