@@ -12,7 +12,7 @@ import pytest
 from tools.mutants import line_map
 from tools.mutants.line_map import tree_digest
 from tools.mutants.nearest import Test as MappedTest
-from tools.mutants.nearest import choose
+from tools.mutants.nearest import Words, choose
 from tools.mutants.operators import IMPORTED, Mutant, find
 from tools.mutants.sample import draw, mutants_of, read_equivalents
 from tools.mutants.sandbox import Sandbox
@@ -155,6 +155,24 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
     assert choose(mutant(), [far, room, file]) == [file]
     assert choose(mutant(), [far, golden, room]) == [room, golden]
     assert choose(mutant(own=lines(1, 15)), [far, room, file, function]) == [file]
+
+
+def test_half_of_the_work_is_for_tests_that_speak_of_the_line(tmp_path: Path) -> None:
+    for path, text in {
+        "src/cosmati/core/page.py": "\n\n\n\nheight = given.page_height\n",
+        "tests/core/test_a.py": "def test_quick():\n    given()\n\n\ndef test_other():\n    given()\n",
+        "tests/train/test_b.py": "def test_slow(x):\n    page_height(x)\n\n\ndef test_far():\n    elsewhere()\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    quick, other = mapped("tests/core/test_a.py::test_quick", 1, 5), mapped("tests/core/test_a.py::test_other", 1, 5)
+    slow, far = mapped("tests/train/test_b.py::test_slow[1]", 2, 5), mapped("tests/train/test_b.py::test_far", 1.9, 5)
+    tests = [quick, other, far, slow]
+    words = Words(tmp_path, tests)
+    assert words(mutant())(slow) > words(mutant())(quick) > words(mutant())(far) == 0
+    assert choose(mutant(), tests, work=4) == [quick, other, far]
+    assert choose(mutant(), tests, work=4, words=words) == [quick, other, slow]
+    assert choose(mutant(), tests, work=6, words=words) == [quick, other, far, slow]
 
 
 def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:
