@@ -183,6 +183,19 @@ def test_a_recipe_that_the_ledger_does_not_commit_to_is_named_before_a_step_is_t
     ]
 
 
+def test_a_recipe_that_ends_before_the_ledger_does_is_a_difference(run: Path) -> None:
+    def shorter(asked: ReplayRequest) -> Trainer:
+        policy = {} if asked.policy is None else {"policy": asked.policy}
+        settings = {**asked.settings, **policy, "budget": "6ba"}
+        return build("routed", asked.run_folder, observers=asked.observers, **settings)
+
+    found = replayed(run, 0, 9, shorter, with_checkpoints=False, keep_going=True)
+    assert (found.outcome, found.num_steps) == ("different", 6)
+    assert str(found.differences[-1]) == (
+        "step 6, length of the run: its end (completed), and the ledger says a step"
+    ), found.differences
+
+
 def test_a_row_that_was_exchanged_is_found_and_its_microbatch_named(run: Path) -> None:
     """The auditor's data aren't the operator's: by their digest, and by row where somebody wants to know."""
     make = again("routed", rows=other_rows(5))
