@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, relu
 
 from cosmati.core.batch import Batch, Lineage
+from cosmati.core.state import parameter_root
 from cosmati.data.shards.writer import ShardWriter
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.train.identity import describe_source
+from cosmati.train.options import Described
 from tests.train import counting_file
 from tests.train.test_other_run_more import batches, is_refused, run
 
@@ -258,3 +260,16 @@ def test_rows_and_classes_of_batches_in_a_list_are_told() -> None:
 
     assert told(rows, classes) == told(rows.clone(), classes.clone())
     assert len({told(rows, classes), told(rows + 1, classes), told(rows, classes + 1)}) == 3
+
+
+def test_types_sets_and_the_models_own_tensors_are_described() -> None:
+    own, other = torch.ones(3), torch.ones(3)
+    described = Described((own,))
+    assert [described.value(one, None) for one in (torch.float16, torch.Size([2, 3]))] == [
+        "torch.float16",
+        "torch.Size([2, 3])",
+    ]
+    assert described.value({3, 1, 2}, None) == described.value(frozenset({2, 3, 1}), None) == [1, 2, 3]
+    assert described.value(own, None) == "of the model"
+    assert described.value(other, None) == Described(()).value(own, None) == parameter_root({"": own}).hex()
+    assert described.value(torch.empty(3, device="meta"), None) == "torch.float32[3]"
