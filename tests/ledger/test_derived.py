@@ -413,3 +413,10 @@ def test_rows_are_written_for_people_for_tables_and_for_programs() -> None:
     lines = list(written(names[:3], iter([row[:3] for row in rows]), "table"))
     assert [line.split(None, 2) for line in lines[1:]] == [["1", "0.123457", "=1+1"], ["2", "inf", 'a "b"']]
     assert len({line.index(word) for line, word in zip(lines, ("text", "=1+1", 'a "b"'), strict=True)}) == 1
+
+
+def test_what_is_asked_of_unknown_names_is_refused(path: Path) -> None:
+    with open_derived(path) as derived:
+        for names, kind in (("nobody", derived.regions[0]), "class"), ((derived.classes[0], "nowhere"), "region"):
+            with pytest.raises(LedgerError, match=kind):
+                steps_taught(derived, *names)

@@ -232,6 +232,21 @@ def test_blocks_are_those_of_the_innermost_lists() -> None:
     assert blocks_in(outer) == [one, outer[2]]
 
 
+class Both(nn.Module):
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+
+@pytest.mark.timeout(30)
+def test_a_module_in_very_many_places_is_looked_at_once() -> None:
+    """Each of 60 levels holds the two of the next one twice: there are 2^60 ways to the last."""
+    one, other, block = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    for _ in range(60):
+        one, other = Both(one, other), Both(one, other)  # type: ignore[assignment]
+    assert blocks_in(nn.ModuleDict({"deep": Both(one, other), "blocks": nn.ModuleList([block])})) == [block]
+
+
 def test_a_layer_of_several_blocks_is_in_none_of_them() -> None:
     core, one, two, again = (nn.Linear(2, 2) for _ in range(4))
     blocks = [nn.Sequential(core, nn.ReLU()), nn.Sequential(core, one), nn.Sequential(two, nn.ReLU(), two)]
