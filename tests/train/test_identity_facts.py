@@ -23,7 +23,7 @@ from cosmati.data.shards.writer import ShardWriter
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.train.identity import describe_source
-from cosmati.train.options import Described
+from cosmati.train.options import DECLARED, Described
 from tests.train import counting_file
 from tests.train.test_other_run_more import batches, is_refused, run
 
@@ -273,3 +273,16 @@ def test_types_sets_and_the_models_own_tensors_are_described() -> None:
     assert described.value(own, None) == "of the model"
     assert described.value(other, None) == Described(()).value(own, None) == parameter_root({"": own}).hex()
     assert described.value(torch.empty(3, device="meta"), None) == "torch.float32[3]"
+
+
+class Counting(nn.Linear):
+    forward_caches = ("calls",)
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(2, 2)
+        self.calls, self.scale = calls, 2.0
+
+
+def test_what_a_module_declares_to_count_is_named_without_its_value() -> None:
+    told = [Described().module(Counting(calls), frozenset({"scale", "calls"}), frozenset()) for calls in (1, 2)]
+    assert told == [{"calls": DECLARED, "scale": 2.0}] * 2
