@@ -158,11 +158,11 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
 
 
 def test_half_of_the_work_is_for_tests_that_speak_of_the_line(tmp_path: Path) -> None:
-    for path, text in {
-        "src/cosmati/core/page.py": "\n\n\n\nheight = given.page_height\n",
-        "tests/core/test_a.py": "def test_quick():\n    given()\n\n\ndef test_other():\n    given()\n",
-        "tests/train/test_b.py": "def test_slow(x):\n    page_height(x)\n\n\ndef test_far():\n    elsewhere()\n",
-    }.items():
+    page = "\n\n\ndef margin():\n    return (\n        given.page_height\n    )\n"
+    own = "def test_quick():\n    given()\n\n\ndef test_other():\n    given()\n"
+    others = "def test_slow(x):\n    page_height(x)\n\n\ndef test_far():\n    x()\n\n\ndef test_margin():\n    x()\n"
+    paths = "src/cosmati/core/page.py", "tests/core/test_a.py", "tests/train/test_b.py"
+    for path, text in zip(paths, (page, own, others), strict=True):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     quick, other = mapped("tests/core/test_a.py::test_quick", 1, 5), mapped("tests/core/test_a.py::test_other", 1, 5)
@@ -170,6 +170,7 @@ def test_half_of_the_work_is_for_tests_that_speak_of_the_line(tmp_path: Path) ->
     tests = [quick, other, far, slow]
     words = Words(tmp_path, tests)
     assert words(mutant())(slow) > words(mutant())(quick) > words(mutant())(far) == 0
+    assert words(mutant())(mapped("tests/train/test_b.py::test_margin", 1)) > 0, "the function is named"
     assert choose(mutant(), tests, work=4) == [quick, other, far]
     assert choose(mutant(), tests, work=4, words=words) == [quick, other, slow]
     assert choose(mutant(), tests, work=6, words=words) == [quick, other, far, slow]

@@ -45,7 +45,7 @@ class Test:
 
 
 class Words:
-    """How much a test speaks of a mutant's line: by the words that they have in common, rare ones before usual ones.
+    """How much a test speaks of a mutant: of its statement, and of its function's name. Rare words count more.
 
     A line that thousands of tests run is looked at by few of them.
 
@@ -66,7 +66,13 @@ class Words:
 
     def __call__(self, mutant: Mutant) -> Callable[[Test], float]:
         """Return what gives more for a test that is nearer; 0 where nothing is in common."""
-        own = _words((self._root / mutant.path).read_text().splitlines()[mutant.line - 1])
+        source = (self._root / mutant.path).read_text()
+        own = {
+            word for n, text in enumerate(source.splitlines(), 1) if 1 << n & mutant.near[0] for word in _words(text)
+        }
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.lineno <= mutant.line <= (node.end_lineno or node.lineno):
+                own |= _words(node.name)
         return lambda test: sum(1 / self._num_tests[word] for word in own & self._of.get(test.function, set()))
 
 
