@@ -12,7 +12,7 @@ import pytest
 from tools.mutants import line_map
 from tools.mutants.line_map import tree_digest
 from tools.mutants.nearest import Test as MappedTest
-from tools.mutants.nearest import Words, choose
+from tools.mutants.nearest import choose
 from tools.mutants.operators import IMPORTED, Mutant, find
 from tools.mutants.sample import draw, mutants_of, read_equivalents
 from tools.mutants.sandbox import Sandbox
@@ -155,25 +155,6 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
     assert choose(mutant(), [far, room, file]) == [file]
     assert choose(mutant(), [far, golden, room]) == [room, golden]
     assert choose(mutant(own=lines(1, 15)), [far, room, file, function]) == [file]
-
-
-def test_half_of_the_work_is_for_tests_that_speak_of_the_line(tmp_path: Path) -> None:
-    page = "\n\n\ndef margin():\n    return (\n        given.page_height\n    )\n"
-    own = "def test_quick():\n    given()\n\n\ndef test_other():\n    given()\n"
-    others = "def test_slow(x):\n    page_height(x)\n\n\ndef test_far():\n    x()\n\n\ndef test_margin():\n    x()\n"
-    paths = "src/cosmati/core/page.py", "tests/core/test_a.py", "tests/train/test_b.py"
-    for path, text in zip(paths, (page, own, others), strict=True):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    quick, other = mapped("tests/core/test_a.py::test_quick", 1, 5), mapped("tests/core/test_a.py::test_other", 1, 5)
-    slow, far = mapped("tests/train/test_b.py::test_slow[1]", 2, 5), mapped("tests/train/test_b.py::test_far", 1.9, 5)
-    tests = [quick, other, far, slow]
-    words = Words(tmp_path, tests)
-    assert words(mutant())(slow) > words(mutant())(quick) > words(mutant())(far) == 0
-    assert words(mutant())(mapped("tests/train/test_b.py::test_margin", 1)) > 0, "the function is named"
-    assert choose(mutant(), tests, work=4) == [quick, other, far]
-    assert choose(mutant(), tests, work=4, words=words) == [quick, other, slow]
-    assert choose(mutant(), tests, work=6, words=words) == [quick, other, far, slow]
 
 
 def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:

@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from .line_map import read_or_build, tree_digest
-from .nearest import Test, Words, choose
+from .nearest import Test, choose
 from .operators import Mutant
 from .report import progress, report
 from .run import BREAKS_IMPORT, SURVIVED, Bench, Result
@@ -40,8 +40,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             print(
                 f"{min(options.num, len(mutants))} of {len(mutants)} mutants, seed {seed}, kept in {path}", flush=True
             )
-            choosing = partial(choose, words=Words(root, tests))
-            _run(Bench(sandboxes, path), mutants, options.num, {test.name: test for test in tests}, choosing, results)
+            _run(Bench(sandboxes, path), mutants, options.num, {test.name: test for test in tests}, results)
         except KeyboardInterrupt:
             print(f"interrupted: the same command goes on from {path}")
             status = 130
@@ -54,14 +53,13 @@ def _run(
     mutants: Sequence[Mutant],
     num: int,
     tests: dict[str, Test],
-    choosing: Callable[..., list[Test]],
     results: dict[tuple[str, int, str], Result],
 ) -> None:
     """Fill `results`. Tests that killed have to pass by themselves without a mutant, or what they killed runs again."""
     started, todo, broken = time.monotonic(), mutants, set[str]()
     while todo:
         sound = [test for test in tests.values() if test.name not in broken]
-        for result in bench.run(todo, num, partial(choosing, tests=sound)):
+        for result in bench.run(todo, num, partial(choose, tests=sound)):
             if result.state != BREAKS_IMPORT:
                 results[result.key] = result
             print(progress(result, len(results), num, time.monotonic() - started), flush=True)
