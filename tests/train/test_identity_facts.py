@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -273,6 +274,9 @@ def test_types_sets_and_the_models_own_tensors_are_described() -> None:
     assert described.value(own, None) == "of the model"
     assert described.value(other, None) == Described(()).value(own, None) == parameter_root({"": own}).hex()
     assert described.value(torch.empty(3, device="meta"), None) == "torch.float32[3]"
+    arrays = [described.value(np.asarray(values), None) for values in ([1.0, 2.0], [1.0, 2.0], [1.0, 3.0], [])]
+    assert arrays[0] == arrays[1] is not None
+    assert len({*arrays}) == 3
 
 
 class Counting(nn.Linear):
