@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.ingredients import AnyOptimizer
 from cosmati.train.observers import EarlyStopping, Observer, StepReport, Threshold
 from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.opening import without_ends
 from cosmati.train.trainer import Trainer
 from tests.train.isolated.samples import (
     CASES,
@@ -287,6 +289,11 @@ def test_whoever_may_end_the_run_is_named_before_it(observer: Observer, reason: 
     run = trainer(MLP, data, observers=[observer], evaluation=Evaluation([data.data], accuracy))
     assert reason in promise(run).because
     assert run.plan.holds(Promise.NO_DIRECT_WRITE, ("personal", "trunk"))
+    # Whatever else is promised, or isn't.
+    whole = trainer(MLP, source(MLP)).plan
+    alone = dataclasses.replace(whole, guarantees=tuple(g for g in whole.guarantees if g.promise is Promise.ISOLATED))
+    assert alone.guarantees
+    assert not any(guarantee.holds for guarantee in without_ends(alone, [observer]).guarantees)
 
 
 def test_a_stop_by_the_users_own_observer_is_named() -> None:
