@@ -234,7 +234,7 @@ def _among_gradients(method: Method, weights: Pieces, positions: Sequence[Positi
 
 def _other(gradient: Tensor, scale: float) -> Tensor:
     """Return a gradient of another length and another direction; at 1 the same one."""
-    return gradient.mul(scale).add(scale - 1)
+    return gradient * scale + (scale - 1)
 
 
 def _drawn(weights: Pieces, region: int, scale: float | None) -> Pieces:

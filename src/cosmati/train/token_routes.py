@@ -230,7 +230,7 @@ def masking(
     if route is None or not route.mixed:
         assert not zeroed, "some tokens may teach them"
         return None
-    ids, device = token_classes(batch), next(p.tensor.device for p in parameters)
+    ids, device = token_classes(batch), parameters[0].tensor.device
     masks = {region: TokenMask.of(route.weights[ids][..., region]).to(device) for region in route.mixed}
     chosen = [p for p in parameters if p.region in masks]
     own, tensors = {p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}
