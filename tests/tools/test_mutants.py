@@ -227,7 +227,7 @@ def clamped():
 
 
 def test_that_has_the_fixture_made(clamped):
-    assert clamped == 3.0
+    assert clamped == 3.0 > clamp(1.0)
 
 
 def test_that_finds_it_made(clamped):
@@ -255,7 +255,8 @@ def test_what_tests_share_or_have_run_in_forks_is_theirs(tmp_path: Path) -> None
     with Sandbox(tmp_path) as sandbox:
         found = line_map.read_or_build(tmp_path, sandbox, tmp_path / ".mutants", 1)
     ran = {one.name.rpartition("::")[2]: one.lines.get("src/cosmati/core/clamp.py", 0) & ~IMPORTED for one in found}
-    assert ran["test_that_has_the_fixture_made"] == ran["test_that_finds_it_made"] == lines(5, 6)
+    assert ran["test_that_has_the_fixture_made"] == lines(5, 6, 7), "and what it runs itself"
+    assert ran["test_that_finds_it_made"] == lines(5, 6)
     assert ran["test_that_has_the_server_begun"] == 0
     assert ran["test_that_forks"] & lines(5, 6, 7) == lines(5, 7)
     (forking,) = [one for one in found if one.name.endswith("test_that_forks")]
