@@ -84,6 +84,17 @@ def test_averages_that_would_have_been_others_keep_the_budget(methods: Sequence[
         recipe(tmp_path / "run", methods=methods, config=LONGER)[0].fit()
 
 
+@pytest.mark.parametrize(("budget", "is_refused"), [("2ba", True), ("3ba", True), ("4ba", False)])
+def test_a_budget_that_is_over_already_is_refused(budget: str, is_refused: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    recipe(tmp_path / "run", stop_at=3)[0].fit()
+    again = recipe(tmp_path / "run", config={"budget": budget, "change": ("budget",)})[0]
+    if is_refused:
+        with pytest.raises(CheckpointError, match=f"to {budget} at step 3: it ends before the 3 steps that were taken"):
+            again.fit()
+    else:
+        assert again.fit().clock.step == 4
+
+
 def test_what_was_read_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
     methods = [EMA(half_life="2ba"), Peeking(last_step=1)]
     for stop_at in (3, 5):

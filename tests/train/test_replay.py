@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from cosmati.core.loss import Classification
+from cosmati.errors import LedgerError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import EMA
@@ -25,6 +26,7 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.replay import ReplayFound, ReplayRequest
 from cosmati.train.replay_span import MakeTrainer
+from cosmati.train.replay_start import From, nearest_checkpoint
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.trainer import Trainer
 from tests.processes import launch_ranks
@@ -119,6 +121,22 @@ def test_superseded_steps_are_not_what_counts(tmp_path: Path) -> None:
     assert (report.num_superseded, report.num_steps) == (2, 12)
     # Steps 4 and 5 were taken under both policies, and stand under the second one.
     check_all(run, again("routed"), (1, 3), (4, 8), (2, 10), (0, 12))
+
+
+def test_a_checkpoint_of_a_superseded_attempt_is_none_to_begin_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop_at("routed", run, 6)
+    path, kept = run / "checkpoints/step-00000006", tmp_path / "kept/step-00000006"
+    shutil.copytree(path, kept)
+    shutil.rmtree(path)
+    build("routed", run, policy=routed_policy(0.25), change=("policy",)).fit()
+    with pytest.raises(LedgerError, match=r"step-00000006 is of an attempt that was superseded\. Give another one"):
+        nearest_checkpoint(opened(run), 7, kept)
+    # Among others it's passed over: it's nobody's lie.
+    assert nearest_checkpoint(opened(run), 7, kept.parent) == From()
+    found = nearest_checkpoint(opened(run), 9, run / "checkpoints/step-00000008")
+    assert (found.step, found.unsigned) == (8, ())
+    assert nearest_checkpoint(opened(run), 8, found.path) == found
 
 
 def test_checkpoints_off_the_cadence_are_compared_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,20 @@ def test_an_attested_run_stops_with_a_checkpoint_and_goes_on(world: World, monke
         witness.is_down = False
     assert world.trainer(ledger_profile="attested").fit().outcome == "completed"
     assert world.report().evidence_level.startswith("L1: ")
+
+
+def test_an_attested_run_that_was_rolled_back_stops_though_others_cosign_it(world: World) -> None:
+    asked = {"ledger_profile": "attested", "witness_quorum": 1, "change": "budget"}
+    world.trainer(steps=2, **asked).fit()
+    kept = shutil.copytree(world.run, world.run.with_name("kept"))
+    world.witnesses[1].is_down = True
+    world.trainer(**asked).fit()
+    world.witnesses[1].is_down = False
+    shutil.rmtree(world.run)
+    kept.rename(world.run)
+    result = world.trainer(**asked).fit()
+    assert (result.outcome, result.clock.step) == ("stopped", 3)  # It is asked after each step.
+    assert "Rolled back: w0.example has cosigned" in result.reason
 
 
 def test_the_end_of_an_attested_run_has_to_be_witnessed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ class Probe:
             generator = torch.Generator().manual_seed(_SEED)
             specs = iter(self._specs)
             self._data = _by_name(lambda tensor: _draw(next(specs), generator).to(tensor.device), data)
-        except (StopIteration, RuntimeError, TypeError, ValueError, OverflowError):
+        except (AttributeError, StopIteration, RuntimeError, TypeError, ValueError, OverflowError):
             self._data = None  # Of a kind that can't be drawn.
 
     def losses(
