@@ -512,6 +512,28 @@ def test_an_option_that_is_an_object_is_compared(tmp_path: Path, name: str) -> N
     is_refused(tmp_path / "run", told, first, other)
 
 
+class Counted(Scaling):
+    """It tells how many steps it took, as what it keeps."""
+
+    def __init__(self, parameters: Any, factor: float, num_calls: int = 0) -> None:
+        super().__init__(parameters, factor)
+        self.num_calls = num_calls
+
+    def step(self, closure: Any = None) -> Any:
+        self.num_calls += 1
+        return super().step(closure)
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "num_calls": self.num_calls}
+
+
+def test_a_count_that_an_optimizer_keeps_in_its_state_is_no_option(tmp_path: Path) -> None:
+    run(tmp_path / "run", stop_at=3, optimizers=lambda model: [Counted(model.parameters(), 1.0)])
+    with pytest.raises(CheckpointError, match="optimizers 0 options: factor 3.0, was 1.0"):
+        run(tmp_path / "run", optimizers=lambda model: [Counted(model.parameters(), 3.0)])
+    assert run(tmp_path / "run", optimizers=lambda model: [Counted(model.parameters(), 1.0, 7)]).changed == []
+
+
 def test_a_docstring_and_another_python_change_no_code(tmp_path: Path) -> None:
     from cosmati.train.identity import check_resume
     from cosmati.train.options import describe_option
