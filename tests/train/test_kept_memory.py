@@ -444,3 +444,44 @@ def test_a_source_that_keeps_the_memory_of_its_rows_withdraws_promises(num_micro
         assert broken.because.startswith("step 4 is given rows that an earlier step")
     x, y = map(torch.from_numpy, (X.copy(), Y.copy()))
     assert all(map(train(InMemory([x, y], 8), "8ba", **settings).plan.holds, PROMISES))
+
+
+def addresses(part: np.ndarray[Any, Any]) -> set[int]:
+    """Of each byte of each element, one by one."""
+    offsets = (sum(i * stride for i, stride in zip(at, part.strides, strict=True)) for at in np.ndindex(part.shape))
+    return {part.ctypes.data + offset + byte for offset in offsets for byte in range(part.itemsize)}
+
+
+def views_of_one_memory() -> list[np.ndarray[Any, Any]]:
+    rows = np.arange(60, dtype=np.int32).reshape(6, 10)
+    found = [rows, rows.T, rows[::-1, ::-2], rows[2], rows[:, 3], rows[:, 3:5], rows[:, 4:9:2], rows[1:5:3, 1::4]]
+    found += [rows[:3], rows[3:], rows.reshape(-1)[7:53:5], rows.view(np.int16)[:, ::2], rows.view(np.int16)[:, 1::2]]
+    return [*found, rows.view(np.uint8)[1:, 3:30:9], rows[4:, 9:], rows[:0], np.arange(60, dtype=np.int32)]
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_views_share_what_their_elements_share(as_tensors: bool) -> None:  # noqa: FBT001
+    views = [one for one in views_of_one_memory() if not as_tensors or min(one.strides) >= 0]
+    parts: list[Any] = [torch.from_numpy(one) if as_tensors else one for one in views]
+    for part, view in zip(parts, views, strict=True):
+        region, own = Region.of(part), addresses(view)
+        assert (region.start, region.stop) == ((min(own), max(own) + 1) if own else (0, 0))
+        for other, held in zip(parts, views, strict=True):
+            if own and addresses(held):
+                assert region.shares_memory(Region.of(other)) == bool(own & addresses(held))
+            else:
+                assert region.shares_memory(Region.of(other)) == (part is other)
+
+
+def test_what_it_would_take_too_long_to_tell_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = np.zeros(10_000, np.uint8)
+
+    def strided(at: int, *strides: int) -> Region:
+        return Region.of(np.lib.stride_tricks.as_strided(memory[at:], (3, 4, 5, 6), strides))
+
+    one, other = strided(0, 1009, 317, 101, 7), strided(5, 1013, 331, 97, 11)
+    assert one.shares_memory(one)
+    assert one.shares_memory(other)
+    monkeypatch.setattr(written, "_MAX_WORK", 1)
+    assert one.shares_memory(one)
+    assert not one.shares_memory(other)

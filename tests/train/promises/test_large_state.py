@@ -301,6 +301,26 @@ def test_what_lies_deeper_is_put_back() -> None:
     assert not hasattr(model.weight, "mean_seen")
 
 
+@pytest.mark.parametrize(("limit", "is_copied"), [(95, False), (96, True)])
+def test_frozen_weights_are_copied_as_far_as_they_are_few(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_copied: bool
+) -> None:  # noqa: FBT001
+    """Three of 16 bytes and two of 24 (a bias and weights of float64): what trains isn't counted."""
+    monkeypatch.setattr("cosmati.train.held._MAX_STATE_BYTES", limit)
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(3, 1, bias=False).double()])
+    model.extend([nn.Linear(3, 1, bias=False).double(), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+    for layer in model[1:]:
+        layer.requires_grad_(False)
+    before = [layer.weight.detach().clone() for layer in model]  # type: ignore[union-attr, operator]
+    put_back = remember({"": model})
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.add_(1)  # type: ignore[union-attr, operator]
+    put_back()
+    found = [torch.equal(layer.weight, was) for layer, was in zip(model, before, strict=True)]  # type: ignore[arg-type]
+    assert found == [False, *[is_copied] * 5]
+
+
 def test_a_files_array_that_nobody_can_write_to_is_told_by_itself_and_not_read(tmp_path: Path) -> None:
     np.arange(10.0).tofile(tmp_path / "file")
     read_only, written = (np.memmap(tmp_path / "file", np.float64, mode) for mode in ("r", "r+"))
