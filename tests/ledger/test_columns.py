@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.step_details import learnt_weights, read_details, read_norms
 from cosmati.ledger.tables import in_force
 from cosmati.ledger.tiles import Frontier, encode_bundle, tile_path
+from cosmati.ledger.writer import details_digest
 from cosmati.records.ledger import StepEntry
 from cosmati.storage.merkle import leaf_hash
 
@@ -113,6 +115,24 @@ def _field(draw: random.Random, data: bytes) -> bytes:
         offset, form, value = 97, ">d", draw.choice([float("nan"), float("inf"), -1.0, -0.0, 3.0])  # type: ignore[assignment]
     packed = struct.pack(form, value)
     return data if len(data) < offset + len(packed) else data[:offset] + packed + data[offset + len(packed) :]
+
+
+@pytest.mark.parametrize("loss", ["high", [1.0], {"of": 3}, True])
+def test_a_loss_that_is_no_number_takes_nothing_from_what_stands_beside_it(tmp_path: Path, loss: Any) -> None:
+    """Nobody asks a step's details for its loss where its norms and weights are read."""
+    items = random_run(7, 14).items
+    steps = [i for i, (entry, _) in enumerate(items) if isinstance(entry, StepEntry)]
+    for i in steps[1::2]:
+        entry, details = items[i]
+        assert isinstance(entry, StepEntry)
+        assert details is not None
+        details = details | {"loss": loss}
+        items[i] = replace(entry, details_digest=details_digest(details)), details
+    head = write(tmp_path, [(encode_entry(e), None if d is None else encode_details(d)) for e, d in items])
+    by_entry, by_column = read_by_entry(tmp_path, head), read_by_column(tmp_path, head)
+    assert by_column == by_entry
+    measured = [step[4] for step in by_column[0]]
+    assert sum(norm is not None for cells in measured[1::2] for row in cells for norm in row) > 3
 
 
 @settings(max_examples=60, deadline=None)
