@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,15 +31,15 @@ class Threads:
         self.world = world
         self._met = threading.Barrier(world, timeout=280)
         self._own = threading.local()
-        self._given: list[Tensor] = [torch.empty(0)] * world
+        self._given: list[Any] = [None] * world
 
     @property
     def rank(self) -> int:
         """The thread's own."""
         return int(self._own.rank)
 
-    def _exchange(self, value: Tensor) -> list[Tensor]:
-        self._given[self._own.rank] = value.clone()
+    def _exchange(self, value: Any) -> list[Any]:
+        self._given[self._own.rank] = copy.deepcopy(value)
         self._met.wait()
         given = list(self._given)
         self._met.wait()
@@ -69,6 +70,12 @@ class Threads:
         later = self._later(lambda: output.copy_(torch.cat(given)))
         return later if async_op else later.wait()
 
+    def all_gather_object(self, found: list[Any], own: Any, group: Any = None) -> None:
+        found[:] = self._exchange(own)
+
+    def broadcast(self, value: Tensor, src: int = 0, group: Any = None, group_src: int | None = None) -> None:
+        value.copy_(self._exchange(value)[src if group_src is None else group_src])
+
     @staticmethod
     def _later(arrives: Callable[[], Any]) -> Any:
         """What was received isn't there before somebody has waited for it."""
@@ -97,7 +104,7 @@ class Threads:
 @pytest.fixture(params=[2, 4, 8])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Threads:
     group = Threads(request.param)
-    for name in ("all_to_all_single", "all_gather_single", "all_reduce"):
+    for name in ("all_to_all_single", "all_gather_single", "all_reduce", "all_gather_object", "broadcast"):
         monkeypatch.setattr(dist, name, getattr(group, name), raising=False)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     return group
