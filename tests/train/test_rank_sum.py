@@ -95,10 +95,18 @@ class Threads:
             self._own.rank = rank
             ranks = Ranks()
             ranks.rank, ranks.world, ranks.is_parallel = rank, self.world, True
-            return work(ranks)
+            try:
+                return work(ranks)
+            except BaseException:
+                self._met.abort()  # Nobody waits for a rank that has failed.
+                raise
 
         with ThreadPoolExecutor(self.world) as pool:
-            return list(pool.map(start, range(self.world)))
+            done = [pool.submit(start, rank) for rank in range(self.world)]
+        errors = [error for one in done if (error := one.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+        return [one.result() for one in done]
 
 
 @pytest.fixture(params=[2, 4, 8])
