@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
+
+from cosmati.errors import PlanError
 from cosmati.storage.lock import FileLock
+from cosmati.train import all_ranks
+from cosmati.train.collectives import run_alike
+from cosmati.train.ranks import Ranks
 from tests.launch.slurm_cluster import until
 from tests.processes import begin_ranks, launch_ranks
 
@@ -73,3 +81,44 @@ def test_one_rank_alone_in_save_says_that_it_waits(tmp_path: Path) -> None:
             rank.kill()
             rank.communicate()
     assert said.read_text().startswith("Rank 0 has waited for other ranks in save() for 0 s. All ranks have a part in")
+
+
+def test_who_waits_says_for_what_and_only_where_somebody_does_not_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(all_ranks, "_PATIENCE_SECONDS", 0.05)
+    seconds = 0.0
+    monkeypatch.setattr(Ranks, "agree", lambda *_, **__: bool(time.sleep(seconds)))
+    ranks = Ranks()
+    ranks.rank, ranks.world, ranks.is_parallel = 1, 2, True
+    all_ranks.meet(ranks, "save()")
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    seconds = 0.2
+    all_ranks.meet(ranks, "save()")
+    assert capsys.readouterr().err == (
+        "Rank 1 has waited for other ranks in save() for 0 s. All ranks have a part in it: call save() on every rank, "
+        "not under `if rank == 0`.\n"
+    )
+    ranks.is_parallel = False
+    all_ranks.meet(ranks, "save()")
+    assert capsys.readouterr().err == ""
+
+
+def test_one_process_is_like_itself() -> None:
+    assert (Ranks().unlike(b"own"), Ranks().all_equal(b"own")) == ([], True)
+
+
+def test_ranks_that_would_meet_nobody_in_a_step_are_refused_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has called collectives, and a step in which the second rank has nothing to run."""
+    monkeypatch.setattr(Ranks, "agree", lambda _, flag: flag)
+    ranks, ran = Ranks(), list[int]()
+    ranks.world, ranks.is_parallel = 2, True
+    own = [lambda: ran.append(1)] * 2
+    for offered, is_refused in (([True] * 4, False), ([True, True, False, True], True)):
+        for has_met in (False, True):
+            ranks.has_met = has_met
+            ran.clear()
+            with pytest.raises(PlanError, match="would wait for them") if is_refused and has_met else nullcontext():
+                assert run_alike(ranks, offered, own, runs_model=False) == ([None, None], None)
+            assert len(ran) == (0 if is_refused and has_met else 2)

@@ -151,3 +151,53 @@ def test_an_error_among_labels_that_are_in_range_stays_what_it_is() -> None:
         Classification(3).compare(torch.randn(2, 3).as_subclass(Refusing), torch.tensor([1, 2]))
     with pytest.raises(IndexError, match="no dimensions"):
         Classification(3).compare(torch.tensor(1.0), torch.tensor(0))
+
+
+class Looks(nn.Module):
+    """Two tables, of which the second one's ids may be wrong, or none."""
+
+    def __init__(self, fails: bool) -> None:  # noqa: FBT001
+        super().__init__()
+        self.one, self.two, self.fails = nn.Embedding(4, 2), nn.Embedding(3, 2), fails
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = self.one(ids)
+        if self.fails:
+            return found[:, [0, 1, 9]]  # type: ignore[no-any-return]  # an error of its own
+        return found + self.two(ids)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([0, 3], "Ids from 0 to 3 in this batch, and the model's embedding has 3 rows: 0 to 2. Give the model"),
+        ([-1, 2], "Ids from -1 to 2 in this batch, and the model's embedding has 4 rows: 0 to 3. Give the model"),
+        ([1, 4], "Ids from 1 to 4 in this batch, and the model's embedding has 4 rows: 0 to 3. Give the model"),
+    ],
+)
+def test_ids_that_an_embedding_has_no_row_for(ids: list[int], told: str) -> None:
+    with pytest.raises(BatchError, match=told):
+        _run_once(Looks(fails=False), ids)
+
+
+def test_another_index_that_is_none_is_left_to_who_reads_it() -> None:
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        _run_once(Looks(fails=True), [0, 3])
+
+
+@pytest.mark.parametrize("ids", [[0, 3], []])
+def test_an_embedding_with_ids_that_it_has_is_not_blamed(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch raises in `F.embedding` for another reason: here somebody has put an error in its place."""
+
+    def broken(*_: Any, **__: Any) -> Tensor:
+        raise IndexError("of another kind")
+
+    monkeypatch.setattr(torch, "embedding", broken)
+    with pytest.raises(IndexError, match="of another kind"):
+        _run_once(Looks(fails=False), ids)
+
+
+def _run_once(model: nn.Module, ids: list[int]) -> None:
+    data = [{"ids": torch.tensor(ids, dtype=torch.long)}]
+    config = RunConfig(budget="1ba")
+    Trainer(model, lambda m, b: m(b["ids"]).sum(), data, optimizers=SGD(lr=0.1), config=config).fit()

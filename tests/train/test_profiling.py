@@ -13,6 +13,7 @@ from torch import nn
 
 from cosmati import Observer, RunConfig, Trainer
 from cosmati.errors import RunError
+from cosmati.train.outcome import StepOutcome
 from cosmati.train.profiling import PREFIX, StepProfile, profiled
 from tests.train.test_watching import squared_error
 
@@ -98,3 +99,17 @@ def test_a_run_that_is_too_short_is_an_error_with_a_mend(tmp_path: Path) -> None
     with pytest.raises(RunError, match="both have to be at least 1"):
         profiled(trainer_of(), tmp_path, num_steps=0)
     assert not torch.autograd.profiler._is_profiler_enabled
+
+
+def test_a_run_that_fails_midway_leaves_no_profiler_behind(tmp_path: Path) -> None:
+    class Fails(Observer):
+        def on_step(self, outcome: StepOutcome) -> None:
+            if outcome.clock.step == 4:
+                raise ZeroDivisionError
+
+    made = trainer_of()
+    with pytest.raises(ZeroDivisionError):
+        profiled(lambda observers: made([*observers, Fails()]), tmp_path, warm_up=2, num_steps=9)
+    assert not torch.autograd.profiler._is_profiler_enabled
+    assert list(tmp_path.iterdir()) == []
+    assert profiled(made, tmp_path, warm_up=1, num_steps=1).num_steps == 1

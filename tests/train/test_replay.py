@@ -18,13 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from cosmati.core.loss import Classification
 from cosmati.errors import LedgerError
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import EMA
 from cosmati.optim import AdamW, Cosine
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
-from cosmati.train.replay import ReplayFound, ReplayRequest
+from cosmati.train.replay import ReplayFound, ReplayRequest, plan_replays, replay_segments
 from cosmati.train.replay_span import MakeTrainer
 from cosmati.train.replay_start import From, nearest_checkpoint
 from cosmati.train.run.checkpoints import list_checkpoints
@@ -314,6 +315,28 @@ def test_ctrl_c_ends_a_replay_after_the_step(tmp_path: Path, monkeypatch: pytest
     found = replayed(tmp_path / "run", 5, 12, again("routed"), told=told)
     assert (found.outcome, found.num_steps) == ("interrupted", 3)
     assert list(own.iterdir()) == []
+
+
+def test_segments_after_ctrl_c_are_told_as_interrupted(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    build("routed", folder, checkpoint_every="2ba").fit()
+    run = opened(folder)
+
+    def told(step: int, _: Any) -> None:
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    planned = plan_replays(run, [range(8, 9), range(0, 1), range(5, 7), range(11, 12)], folder / "checkpoints")
+    assert [(start.step, group) for start, group in planned] == [
+        (0, [range(0, 1)]), (4, [range(5, 7)]), (8, [range(8, 9)]), (10, [range(11, 12)])
+    ]  # fmt: skip
+    blinds = secrets_of_run(run, folder / "private")
+    found = replay_segments(run, planned, again("routed"), ledger=folder / "ledger", blinds=blinds, told=told)
+    assert [(one.outcome, one.segment, one.start) for one in found] == [
+        ("equal", range(0, 1), 0), ("interrupted", range(5, 7), 4), ("interrupted", range(8, 9), 8),
+        ("interrupted", range(11, 12), 10),
+    ]  # fmt: skip
+    assert [one.num_steps for one in found][2:] == [0, 0]
 
 
 def test_a_loss_that_is_not_finite_any_more_is_a_difference(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cosmati.core.pieces import Uncut
 from cosmati.errors import PlanError
-from cosmati.optim import SGD, SOAP, AdamW, Lion, Muon, NorMuon
+from cosmati.optim import SGD, SGDW, SOAP, AdamW, Lion, Muon, NorMuon, ScheduleFreeAdamW, Sophia
 from cosmati.optim.optimizers import Optimizer
 from cosmati.optim.piecewise import demands_of
 from cosmati.optim.stepping import GroupedOptimizer
@@ -160,6 +160,9 @@ def test_a_rank_that_holds_nothing_is_given_all(threads: Threads, shapes: list[t
         (AdamW(lr=0.1, cautious=True), 2, 0),
         (AdamW(lr=0.1, hyperball=True, weight_decay=0.0), 0, 0),
         (Lion(lr=0.1), 2, 0),
+        (SGDW(lr=0.1), 2, 0),
+        (ScheduleFreeAdamW(lr=0.1), 2, 0),
+        (Sophia(lr=0.1, num_labels=4), 2, 0),
         (SOAP(lr=0.1), 0, 0),
         (Muon(lr=0.1), 0, 2),
         (Muon(lr=0.1, bfloat16=True), 0, 1),
@@ -170,6 +173,11 @@ def test_what_optimizers_need_of_a_cut(configuration: Optimizer, num_divisible: 
     named = [(name, nn.Parameter(torch.ones(3, 4))) for name in "ab"]
     divisible, together = demands_of(configuration.build(named))
     assert (len(divisible), len(together)) == (num_divisible, num_together)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.Muon])
+def test_an_optimizer_of_pytorchs_that_steps_each_parameter_by_itself_is_cut_nowhere(kind: Any) -> None:
+    assert demands_of(kind([nn.Parameter(torch.ones(3, 4))])) == ([], [])
 
 
 class Coupled(GroupedOptimizer):
