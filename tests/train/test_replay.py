@@ -323,7 +323,7 @@ def test_segments_after_ctrl_c_are_told_as_interrupted(tmp_path: Path) -> None:
     run = opened(folder)
 
     def told(step: int, _: Any) -> None:
-        if step == 6:
+        if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
     planned = plan_replays(run, [range(8, 9), range(0, 1), range(5, 7), range(11, 12)], folder / "checkpoints")
