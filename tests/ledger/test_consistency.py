@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmati.errors import LedgerError
+from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.consistency import is_consistent, prove_consistency
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.tiles import Frontier, tile_path
@@ -79,3 +79,17 @@ def test_no_other_proof_or_tree_holds(one: int, other: int, data: st.DataObject)
         assert not is_consistent(head(old), head(new), [])
     if old < new:
         assert not is_consistent(head(new), head(old), proof)
+
+
+@pytest.mark.parametrize("size", [256, 512, 1024, 256 * 256, 256 * 256 + 512])
+def test_the_edge_of_a_tree_is_read_from_tiles(tmp_path: Path, size: int) -> None:
+    write_tiles(tmp_path, size)
+    edge = Frontier.of_tiles(tmp_path, size)
+    assert (edge.size, edge.root()) == (size, tree_hash(leaves(size)))
+    top = (size.bit_length() - 1) // 8
+    path = tmp_path / tile_path(top, *divmod(size >> 8 * top, 256))
+    held = path.read_bytes()
+    for left in (held[:-1], b"", None):
+        path.unlink() if left is None else path.write_bytes(left)
+        with pytest.raises(TamperError, match=f"{path.name} is missing or cut short. Restore it"):
+            Frontier.of_tiles(tmp_path, size)

@@ -127,6 +127,19 @@ def test_another_grace_is_told_though_no_weight_changes() -> None:
     assert "hasn't signed that" in problem
 
 
+@pytest.mark.parametrize("grace", [{"expiry": {"finish": "soon"}}, "for ever", ["reject"]])
+def test_a_grace_that_says_nothing_is_told_as_it_stands(grace: object) -> None:
+    signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
+    history = PolicyHistory()
+    for step, own in ((0, {}), (3, {"grace": grace})):
+        policy = policy_of(RULES)
+        tables = tables_of(compiled(policy), None if step else signed)
+        text = policy.to_mapping() | own
+        history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": text}))
+    (problem,) = history.seen[-1].problems("run")
+    assert f"grace: None -> {grace}" in problem
+
+
 @pytest.mark.parametrize("name", ["bands", "measures"])
 def test_which_rows_a_word_means_is_the_authoritys_too(name: str) -> None:
     signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}

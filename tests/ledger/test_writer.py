@@ -129,6 +129,38 @@ def test_flushed_entries_are_on_disk_and_reported_as_unsigned(tmp_path: Path) ->
     assert verify_ledger(tmp_path / "l").num_unsigned == 0
 
 
+@pytest.mark.parametrize("torn", [b"\xf5WF\x01", b"\xf5WF\x01" * 3, b"\0" * 40 + b"\xf5WF\x01" + bytes(99), b"x"])
+def test_torn_bytes_at_the_end_of_the_log_are_left_alone_and_before_a_whole_frame_are_damage(
+    tmp_path: Path, torn: bytes
+) -> None:
+    """A frame's first four bytes may stand in them more than once, with nothing whole behind."""
+    writer = write_run(tmp_path / "l", KEY, 3, every=1000)
+    writer.flush()
+    path = tmp_path / "l" / "wal"
+    before, frames = path.read_bytes(), read_wal(tmp_path / "l").frames
+    path.write_bytes(before + torn)
+    assert read_wal(tmp_path / "l").frames == frames
+    append_steps(writer, range(3, 4))
+    writer.flush()
+    later = path.read_bytes()[len(before) + len(torn) :] or path.read_bytes()[len(before) :]
+    path.write_bytes(before + torn + later)
+    with pytest.raises(TamperError, match=rf"is damaged at byte {len(before)}, before a whole frame at"):
+        read_wal(tmp_path / "l")
+    path.write_bytes(before)
+    writer.close()
+
+
+def test_a_start_that_fails_leaves_the_folder_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises((OSError, LedgerError), match="No space left"):
+        patch.setattr("cosmati.ledger.files.replace_file", full)
+        LedgerWriter.create(tmp_path / "l", origin=ORIGIN, key=KEY)
+    LedgerWriter.create(tmp_path / "l", origin=ORIGIN, key=KEY).close()
+    assert read_head(tmp_path / "l", KEY.verifier).size == 0
+
+
 def test_a_second_writer_is_refused_and_a_stale_one_too(tmp_path: Path) -> None:
     first = write_run(tmp_path / "l", KEY, 2)
     first.checkpoint()

@@ -91,12 +91,6 @@ def place_of(ledger: Path) -> Path:
     return ledger.with_name("derived" if ledger.name == "ledger" else f"{ledger.name}-derived")
 
 
-def is_current(ledger: Path, head: TreeHead) -> bool:
-    """Return whether tables were derived from all that a head covers."""
-    index = read_index(place_of(ledger))
-    return index is not None and (index.tree_size, index.root) == (head.size, head.root.hex())
-
-
 def read_index(folder: Path) -> DerivedIndex | None:
     """Return what a folder of derived tables says of itself; None where there are none of this release's form.
 
