@@ -144,7 +144,7 @@ def test_the_nearest_tests_run_the_statement_and_stand_in_its_room() -> None:
     ]
     chosen = names(choose(mutant(), tests))
     assert chosen == ["tests/core/test_b.py::quick", "tests/core/test_b.py::slow", "tests/optim/test_a.py::quick"]
-    assert names(choose(mutant(at_import=True), tests)) == [*chosen, "tests/test_house.py::everything"]
+    assert names(choose(mutant(at_import=True), tests)) == ["tests/test_house.py::everything", *chosen]
 
 
 def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_then_of_its_room() -> None:

@@ -45,8 +45,8 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Te
     """The tests nearest to a mutant, in the order in which to run them.
 
     They are those that run lines near it (see `Mutant.near`), the nearest that anybody runs; where there are none, all
-    of its room and those of the golden bits. For a statement that runs at import come those of the whole house
-    (`tests/test_*.py`). The tests of its room come first, quick ones before slow ones; of a test with many parameters a
+    of its room and those of the golden bits. For a statement that runs at import those of the whole house come first
+    (`tests/test_*.py`). Then come the tests of its room, quick ones before slow ones; of a test with many parameters a
     second case is taken once every other test has its first.
     """
     passed = [test for test in tests if test.outcome == "passed"]
@@ -56,21 +56,28 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Te
         found = found or [test for test in passed if test.runs(mutant.path, lines)]
     if not found:
         found = [test for test in passed if test.name.startswith((room, "tests/golden/"))]
+    first: tuple[str, ...] = (room,)
     if mutant.at_import:
-        found += [test for test in passed if test.name.startswith("tests/test_") and test not in found]
+        first = ("tests/test_", room)
+        found += [test for test in passed if test.name.startswith(first[0]) and test not in found]
     chosen: list[Test] = []
-    for test in _spread(found, room):
+    for test in _spread(found, first):
         if test.work <= work or not chosen:
             chosen.append(test)
             work -= test.work
-    return sorted(chosen, key=lambda test: (not test.name.startswith(room), test.work))
+    return sorted(chosen, key=lambda test: (_turn(test, first), test.work))
 
 
-def _spread(found: list[Test], room: str) -> list[Test]:
-    """Tests of the room first, then one case of each test, then the second ones, and so on; quick before slow."""
+def _turn(test: Test, first: tuple[str, ...]) -> int:
+    """The number of the folder that a test stands in, or how many come first."""
+    return next((number for number, folder in enumerate(first) if test.name.startswith(folder)), len(first))
+
+
+def _spread(found: list[Test], first: tuple[str, ...]) -> list[Test]:
+    """Tests of the first folders, then one case of each test, then the second ones, and so on; quick before slow."""
     rounds: dict[str, int] = defaultdict(int)
     keys = {}
     for test in sorted(found, key=lambda test: test.work):
-        keys[test.name] = (not test.name.startswith(room), rounds[test.function], test.work)
+        keys[test.name] = (_turn(test, first), rounds[test.function], test.work)
         rounds[test.function] += 1
     return sorted(found, key=lambda test: keys[test.name])
