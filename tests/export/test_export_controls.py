@@ -20,6 +20,7 @@ from cosmati.export.publishing import note_export
 from cosmati.methods import EMA, BlurPool
 from cosmati.methods.blurpool import BlurConv2d
 from cosmati.optim import SGD
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 
 def rows() -> tuple[Tensor, Tensor]:
@@ -169,6 +170,22 @@ def test_a_figure_of_an_earlier_step_is_not_this_one(tmp_path: Path) -> None:
     lines = [json.loads(text) for text in (tmp_path / "run/exports.jsonl").read_text().splitlines()]
     assert [(line["step"], line["checked"]) for line in lines] == [(1, True), (2, False)]
     assert "not at this step" in (tmp_path / "second/README.md").read_text()
+
+
+def test_a_checkpoint_is_recalled_into_a_trainer_that_has_not_begun(tmp_path: Path) -> None:
+    trained = trainer_in(tmp_path / "run")
+    trained.fit()
+    checkpoint = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[0])
+    with trainer_in(None) as begun:
+        own = {name: value.clone() for name, value in begun.model.state_dict().items()}
+        with pytest.raises(PlanError, match=r"recall\(\) would put other weights into an open run. Call it in a new"):
+            begun.recall(checkpoint)
+        assert all(torch.equal(value, own[name]) for name, value in begun.model.state_dict().items())
+    fresh = trainer_in(None)
+    fresh.recall(checkpoint)
+    assert fresh.clock == trained.clock
+    for one, other in zip(fresh.model.parameters(), trained.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_it_is_refused_where_averages_stand_in(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from cosmati.ledger.writer import details_digest
 from cosmati.records.ledger import StepEntry
 from cosmati.storage.merkle import leaf_hash
 
+from tests.storage.rfc6962 import mth
+
 from .ledgers import ORIGIN
 from .random_runs import random_run
 from .test_amend import FIRST
@@ -115,6 +117,20 @@ def _field(draw: random.Random, data: bytes) -> bytes:
         offset, form, value = 97, ">d", draw.choice([float("nan"), float("inf"), -1.0, -0.0, 3.0])  # type: ignore[assignment]
     packed = struct.pack(form, value)
     return data if len(data) < offset + len(packed) else data[:offset] + packed + data[offset + len(packed) :]
+
+
+@pytest.mark.parametrize("size", [1, 100, 255, 256, 257, 512, 530])
+def test_the_root_at_an_earlier_size_is_held_against_the_entries(tmp_path: Path, size: int) -> None:
+    entries = encoded(3, 600)
+    head = write(tmp_path, entries)
+    assert head.size > 530
+    own = TreeHead(size, mth([data for data, _ in entries[:size]]))
+    for scan in (ColumnScan(tmp_path, head, [own]).blocks(), Scan(tmp_path, head, [own])):
+        assert len(list(scan)) > 0
+    other = TreeHead(size, mth([data for data, _ in entries[1 : size + 1]]))
+    for scan in (ColumnScan(tmp_path, head, [own, other]).blocks(), Scan(tmp_path, head, [own, other])):
+        with pytest.raises(TamperError, match=f"The first {size} entries in .* aren't those of the earlier checkpoint"):
+            list(scan)
 
 
 @pytest.mark.parametrize("loss", ["high", [1.0], {"of": 3}, True])

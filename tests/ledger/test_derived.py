@@ -24,6 +24,8 @@ from cosmati.ledger.derived.views import COLUMNS, run_sql, written
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import contributions, direct_write_exclusion
 
+from cosmati.records.ledger import CheckpointEntry, EndEntry
+
 from .ledgers import ORIGIN
 from .random_runs import PlainRun, hits, random_run, spans_by_loops, taught_by_loops
 from .test_verify import Item, write_signed
@@ -77,6 +79,26 @@ def test_every_question_is_answered_as_by_plain_loops(seed: int, tmp_path_factor
                 assert list(steps_taught(derived, name, region, joint=False)) == spans_by_loops(own)
     table = contributions(path)
     assert [c.num_rows for c in table.cells] == [o.contribution.num_rows for o in _plain_taught(path)]
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=seeds)
+def test_checkpoints_and_ends_are_told_with_their_entry_and_step(seed: int, tmp_path_factory: Any) -> None:
+    run, path = random_run(seed), tmp_path_factory.mktemp("run") / "ledger"
+    items = list(run.items)
+    last = next((e.step for e, _ in reversed(items) if isinstance(e, CheckpointEntry)), None)
+    if last is not None and isinstance(items[-1][0], CheckpointEntry):
+        items.append((EndEntry(last, "completed", bytes(range(32))), None))
+    write_signed(path, items, KEY)
+    expected = [
+        (n, e.step, e.state_digest.hex() if isinstance(e, CheckpointEntry) else "", e.parameter_root.hex())
+        for n, (e, _) in enumerate(items)
+        if isinstance(e, CheckpointEntry | EndEntry)
+    ]
+    with open_derived(path) as derived:
+        assert [(one.entry, one.step, one.state_digest, one.root) for one in derived.milestones] == expected
+        ended = [one.outcome for one in derived.milestones if one.outcome]
+    assert ended == [e.outcome for e, _ in items if isinstance(e, EndEntry)]
 
 
 def _plain_taught(path: Path) -> Any:

@@ -180,6 +180,12 @@ def test_what_isnt_of_the_form_is_refused() -> None:
         OperatorKeys(bytes(31), "a")
 
 
+def test_a_class_is_sealed_under_its_sensitive_members_names() -> None:
+    classes = ("a/b", "a/b&c", "c", "c&d", "d", "a/b&c&d")
+    assert seal_names(classes, ["d", "a/b"]) == ("a/b", "a/b", "", "d", "d", "a/b&d")
+    assert seal_names(classes, []) == ("",) * 6
+
+
 def test_one_step_by_hand() -> None:
     cells = (MicrobatchCell(0, 0, 0, 0, 2, 2.0, bytes(32)), MicrobatchCell(3, 0, 0, 1, 2, 2.0, bytes(32)))
     told = {"gradient_norm": {"0": [1.0, 2.0, 3.0], "1": [None, 4.0, 5.0]}, "update_norm": [6.0, 7.0, 8.0], "loss": 9.0}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils.flop_counter import FlopCounterMode
 
 from cosmati.errors import PlanError
 from cosmati.optim import optimizers
@@ -242,3 +243,14 @@ def test_refuses_options(options: dict[str, Any]) -> None:
 def test_refuses_vectors() -> None:
     with pytest.raises(PlanError, match="less than two dimensions"):
         OrthogonalizedMomentum([Parameter(torch.ones(3))], lr=0.1)
+
+
+@pytest.mark.parametrize("shape", [(64, 4), (4, 64), (8, 8)])
+def test_what_is_multiplied_is_the_small_side_of_a_matrix(shape: tuple[int, int]) -> None:
+    """Five iterations of three products: small x long x small, small^3, small x small x long."""
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        found = orthogonalize(matrices)
+    small, long = min(shape), max(shape)
+    assert counter.get_total_flops() == 3 * 5 * 2 * (2 * small * small * long + small**3)
+    assert small == long or torch.equal(found, orthogonalize(matrices.mT).mT)

@@ -24,6 +24,8 @@ from cosmati.errors import DataError, OutOfMemoryError
 from cosmati.methods import SAM
 from cosmati.optim import SGD
 from cosmati.train.marks import Mark
+from cosmati.train.observers.observer import Observer
+from cosmati.train.outcome import StepOutcome
 
 LARGE = 1 << 15
 """Numbers of an array of which only sums are kept."""
@@ -111,13 +113,14 @@ WRITTEN: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 }
 
 
-def run(loss: Any, data: Iterable[Any], budget: str, folder: Path | None = None, num_microbatches: int = 1) -> Trainer:
+def run(loss: Any, data: Iterable[Any], budget: str, folder: Path | None = None, num_microbatches: int = 1, observers: Sequence[Observer] = ()) -> Trainer:
     torch.manual_seed(0)
     change = ("budget",) if folder else ()
     config = RunConfig(
         budget=budget, num_microbatches=num_microbatches, change=change, run_folder=folder, num_threads=1
     )
-    trainer = Trainer(nn.Linear(4, 3), loss, data, optimizers=[SGD(lr=0.1)], config=config)
+    model, optimizers = nn.Linear(4, 3), [SGD(lr=0.1)]
+    trainer = Trainer(model, loss, data, optimizers=optimizers, observers=observers, config=config)
     trainer.fit()
     return trainer
 
@@ -172,6 +175,19 @@ def test_a_batch_that_stands_in_a_list_twice_is_refused_once_it_was_written_to(n
         with pytest.raises(DataError, match=r"Batch 1 of the data was changed in place.*clone\(\)"):
             run(in_tensor, data, "4ba", num_microbatches=num_microbatches)
     run(in_tensor, [list(raw(0)) for _ in range(4)], "4ba", num_microbatches=num_microbatches)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_lists_batch_that_something_else_has_changed_meanwhile_is_refused(num_microbatches: int) -> None:
+    data = [list(raw(index)) for index in range(4)]
+
+    class Spoils(Observer):
+        def on_step(self, outcome: StepOutcome) -> None:
+            if outcome.clock.step == 3:
+                data[0][0].add_(1)
+
+    with pytest.raises(DataError, match="Batch 0 of the data was changed in place"):
+        run(clean, data, "8ba", num_microbatches=num_microbatches, observers=[Spoils()])
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

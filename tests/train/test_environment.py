@@ -214,10 +214,3 @@ def test_the_number_of_microbatches_follows_from_what_is_asked(
     config = RunConfig(**options)
     found = (config.resolve_microbatches(governed=False), config.resolve_microbatches(governed=True))
     assert found == (plain, governed)
-
-
-def test_the_defaults_of_a_run() -> None:
-    config = RunConfig()
-    assert (config.num_checkpoints, config.details_every, config.update_norm_every) == (2, 4, 10)
-    assert (config.check_every, config.seed, config.max_ranks, config.deterministic) == (1, 0, 1, True)
-    assert [config.elastic, config.compile_blocks, config.progress] == [False] * 3

@@ -328,6 +328,21 @@ def test_patience_counts_evaluations_without_a_better_one() -> None:
     assert len(evaluated(down, [0.4])) == 1
 
 
+@pytest.mark.parametrize("other", [{"metric": "error"}, {"higher_is_better": False}])
+def test_early_stopping_that_goes_on_with_another_metric_begins_anew(other: dict[str, Any]) -> None:
+    """Also where it has watched something already."""
+    first = EarlyStopping("accuracy", higher_is_better=True, patience=2)
+    evaluated(first, [0.5, 0.6, 0.55])
+    state = dict(first.state_dict())
+    assert (first.best, first.best_step, first.num_worse) == (0.6, 10, 1)
+    later = EarlyStopping("accuracy", higher_is_better=True, patience=2)
+    evaluated(later, [0.9, 0.8])
+    later.load_state_dict(state)
+    assert (later.best, later.best_step, later.num_worse) == (0.6, 10, 1)
+    later.load_state_dict(state | other)
+    assert (later.best, later.num_worse) == (None, 0)
+
+
 def test_early_stopping_ends_the_run_and_stays_stopped(tmp_path: Path) -> None:
     def stopping(patience: int) -> EarlyStopping:
         return EarlyStopping("error", higher_is_better=True, patience=patience)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +26,11 @@ from cosmati.train.assembly import SubStep
 from cosmati.train.compiled_blocks import compile_blocks, is_compiled
 from cosmati.train.config import RunConfig
 from cosmati.train.held import places_in
+from cosmati.train.isolation import denied_pairs
 from cosmati.train.prepare import Ingredients, Prepared, prepare
 from cosmati.train.signed import wants_ledger
 from cosmati.train.trainer import Trainer
+from tests.routing.samples import CLASSES, PHASES, compiled
 from tests.train.hand_made import SecondOfTwo
 
 TAXONOMY = Taxonomy("t", "1", tuple((name, name) for name in ("open", "doubtful", "later", "never", "unused")))
@@ -206,6 +210,30 @@ def test_a_run_without_data_has_no_feed() -> None:
 
 def _classes(names: tuple[str, ...] = ("never", "later", "doubtful", "open")) -> InMemory:
     return InMemory(ROWS, 8, class_ids=torch.arange(64) % len(names), class_names=names)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_denied_is_what_no_phase_and_kind_of_a_class_may_teach_where_it_is_admitted(seed: int) -> None:
+    draw = random.Random(seed)
+    rules: list[dict[str, object]] = [{"class": "**", "weight": 1}]
+    for name, phase in product(CLASSES, PHASES):
+        kind = draw.choice(["head", "head", "tail", "both", "reject"])
+        if kind == "reject":
+            rules.append({"class": name, "phase": phase, "decision": "reject"})
+        elif kind != "both":
+            rules.append({"class": name, "region": kind, "phase": phase, "weight": 0})
+    policy = compiled(rules)
+    expected = []
+    for own, region in product(range(len(CLASSES)), range(2)):
+        may = [
+            policy.weight[own][phase][region] > 0
+            for phase in range(2)
+            if policy.decision[own][phase] in ("admit", "gate")
+        ]
+        if may and not any(may):
+            expected.append((CLASSES[own], policy.regions[region]))
+    assert list(denied_pairs(policy, [3, 0, 1, 2, 1])) == expected
+    assert denied_pairs(None, [0]) == ()
 
 
 def test_classes_are_mapped_by_name_and_denied_pairs_promised() -> None:

@@ -93,3 +93,17 @@ def test_a_processor_without_a_name_is_that_of_the_platform(
     assert describe_hardware(CPU) == "z80, 3 cores"
     monkeypatch.setattr(platform, "processor", lambda: "6502")
     assert describe_hardware(CPU) == "6502, 3 cores"
+
+
+def test_the_switches_of_kernels_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR"):
+        monkeypatch.delenv(name, raising=False)
+    told = []
+    for tf32, mkldnn in ((True, True), (False, True), (True, False)):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", mkldnn)
+        told.append([one for text in describe_environment(torch.device("cpu")).values() for one in text.split(", ")])
+    for (tf32, mkldnn), found in zip((("on", "on"), ("off", "on"), ("on", "off")), told, strict=True):
+        assert {f"TF32 in cuDNN {tf32}", f"oneDNN {mkldnn}"} <= set(found)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert any("MKL_CBWR=COMPATIBLE" in text for text in describe_environment(torch.device("cpu")).values())

@@ -23,7 +23,7 @@ from cosmati.train.layout.blocks import blocks_in
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.owned import OwnedCut
 from cosmati.train.layout.piece import Bucket, Piece, by_owner, cut, evenly, in_buckets, laid_out, memory, strides_of
-from cosmati.train.layout.shard_cut import RowsCut
+from cosmati.train.layout.shard_cut import RowCut, RowsCut
 from cosmati.train.ranks import Ranks
 from cosmati.train.trainer import Trainer
 from tests.train.test_rank_sum import Threads, threads
@@ -137,6 +137,11 @@ def test_norms_wholes_and_state_are_those_of_whole_tensors(threads: Threads) -> 
         assert not owned.anywhere(flag=False)
 
     threads.run(work)
+
+
+def test_nothing_has_no_norms() -> None:
+    assert RowCut({}, Ranks()).norms({}) == []
+    assert OwnedCut(Ranks(), [], []).norms({}) == []
 
 
 @pytest.mark.parametrize("shapes", [[(3, 4)], [(0, 3), (3, 4)], [(0, 3)]])
