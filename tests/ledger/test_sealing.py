@@ -186,6 +186,19 @@ def test_a_class_is_sealed_under_its_sensitive_members_names() -> None:
     assert seal_names(classes, []) == ("",) * 6
 
 
+def test_what_an_entry_says_is_sealed_is_read_by_class() -> None:
+    told = {SEALED: {"classes": ["d", "a/b"], "block_steps": 7}}
+    found = SealedClasses.of(told, ("c&d", "d", "e", "a/b"), "log")
+    assert found == SealedClasses("log", ("d", "d", "", "a/b"), 7)
+    assert SealedClasses.of({}, ("c&d", "d"), "log") == SealedClasses("log", ("", ""), BLOCK_STEPS)
+    for steps in (0, -1):
+        with pytest.raises(TamperError, match=f"keys change after {steps} steps"):
+            SealedClasses.of({SEALED: {"classes": [], "block_steps": steps}}, (), "log")
+    for nonsense in ({"classes": []}, {"classes": 3, "block_steps": 1}, {"block_steps": 1}, [], {"classes": [], "block_steps": "x"}):
+        with pytest.raises(TamperError, match="isn't of the form that runs write"):
+            SealedClasses.of({SEALED: nonsense}, ("a",), "log")
+
+
 def test_one_step_by_hand() -> None:
     cells = (MicrobatchCell(0, 0, 0, 0, 2, 2.0, bytes(32)), MicrobatchCell(3, 0, 0, 1, 2, 2.0, bytes(32)))
     told = {"gradient_norm": {"0": [1.0, 2.0, 3.0], "1": [None, 4.0, 5.0]}, "update_norm": [6.0, 7.0, 8.0], "loss": 9.0}

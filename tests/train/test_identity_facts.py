@@ -290,3 +290,28 @@ class Counting(nn.Linear):
 def test_what_a_module_declares_to_count_is_named_without_its_value() -> None:
     told = [Described().module(Counting(calls), frozenset({"scale", "calls"}), frozenset()) for calls in (1, 2)]
     assert told == [{"calls": DECLARED, "scale": 2.0}] * 2
+
+
+class Holding(nn.Module):
+    """Tensors of many kinds beside what trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.table, self.rows, self._own, self.name = torch.arange(3.0), np.arange(4), torch.ones(1), "layer"
+        self.gain_g, self.gain = nn.Parameter(torch.zeros(2)), torch.ones(2)  # as weight_norm makes a weight
+        self.register_buffer("mask", torch.ones(5), persistent=False)
+        self.register_buffer("_hidden", torch.ones(6), persistent=False)
+        self.register_buffer("kept", torch.ones(7))
+
+
+def test_a_modules_tensors_that_no_checkpoint_holds_are_told() -> None:
+    told, module = Described(), Holding()
+    found = told.contents(module, frozenset())
+    assert found == {n: told.value(getattr(module, n)) for n in ("table", "rows", "mask", "_hidden")}
+    assert None not in found.values()
+    assert told.contents(module, frozenset({"table", "mask"})).keys() == {"rows", "_hidden"}
+    module.table[1] = 7
+    assert told.contents(module, frozenset())["table"] != found["table"]
+    declared = type("Declared", (Holding,), {"forward_caches": ("rows", "_hidden")})()
+    assert told.contents(declared, frozenset()).keys() == {"table", "mask"}
