@@ -11,6 +11,7 @@ import pytest
 
 from tools.mutants import line_map
 from tools.mutants.line_map import tree_digest
+from tools.mutants.nearest import FEW
 from tools.mutants.nearest import Test as MappedTest
 from tools.mutants.nearest import choose
 from tools.mutants.operators import IMPORTED, Mutant, find
@@ -160,8 +161,15 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
 def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:
     cases = [mapped(f"tests/core/a.py::f[{n}]", 1, 5) for n in range(4)]
     other = mapped("tests/core/a.py::g", 2, 5)
-    assert choose(mutant(), [*cases, other], work=4) == [cases[0], cases[1], other]
-    assert choose(mutant(), [mapped("tests/core/a.py::slow", 100, 5)], work=4) != []
+    assert choose(mutant(), [*cases, other], work=4, few=4) == [cases[0], cases[1], other]
+    assert choose(mutant(), [mapped("tests/core/a.py::slow", 100, 5)], work=4, few=0) != []
+
+
+def test_few_tests_all_run_whatever_they_take() -> None:
+    slow = [mapped(f"tests/core/a.py::f[{n}]", 1000, 5) for n in range(FEW)]
+    assert choose(mutant(), slow) == slow
+    assert choose(mutant(), [*slow, mapped("tests/core/a.py::g", 1, 5)])[0].work == 1
+    assert len(choose(mutant(), [*slow, mapped("tests/core/a.py::g", 1, 5)])) == 1
 
 
 TOY = {

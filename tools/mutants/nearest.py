@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from .operators import Lines, Mutant
 
 WORK = 90.0
 """Processor seconds that the tests of one mutant may take together, as they took when the map was made."""
+FEW = 24
+"""So many tests of one mutant all run, whatever they take: several ranks' are slow, and few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +44,13 @@ class Test:
         return self.lines.get(path, 0) & lines != 0
 
 
-def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Test]:
+def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK, few: int = FEW) -> list[Test]:
     """The tests nearest to a mutant, in the order in which to run them.
 
     They are those that run lines near it (see `Mutant.near`), the nearest that anybody runs; where there are none, all
     of its room and those of the golden bits. For a statement that runs at import those of the whole house come first
     (`tests/test_*.py`). Then come the tests of its room, quick ones before slow ones; of a test with many parameters a
-    second case is taken once every other test has its first.
+    second case is taken once every other test has its first. They may take `work` seconds where they're more than `few`.
     """
     passed = [test for test in tests if test.outcome == "passed"]
     room = f"tests/{mutant.path.split('/')[2]}/"
@@ -60,6 +63,7 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Te
     if mutant.at_import:
         first = ("tests/test_", room)
         found += [test for test in passed if test.name.startswith(first[0]) and test not in found]
+    work = work if len(found) > few else math.inf
     chosen: list[Test] = []
     for test in _spread(found, first):
         if test.work <= work or not chosen:
