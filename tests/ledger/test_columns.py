@@ -31,7 +31,7 @@ from tests.storage.rfc6962 import mth
 
 from .ledgers import ORIGIN
 from .random_runs import random_run
-from .test_amend import FIRST
+from .test_amend import FIRST, Policy
 from .test_verify import write_signed
 
 KEY = SigningKey.generate(ORIGIN)
@@ -131,6 +131,24 @@ def test_the_root_at_an_earlier_size_is_held_against_the_entries(tmp_path: Path,
     for scan in (ColumnScan(tmp_path, head, [own, other]).blocks(), Scan(tmp_path, head, [own, other])):
         with pytest.raises(TamperError, match=f"The first {size} entries in .* aren't those of the earlier checkpoint"):
             list(scan)
+
+
+@pytest.mark.parametrize("name", ["0", "1", "2", "3", "-1", "00", "x", ""])
+@pytest.mark.parametrize("num_regions", [1, 3])
+def test_a_norm_of_no_cell_is_refused_whichever_way_it_is_read(tmp_path: Path, name: str, num_regions: int) -> None:
+    """Of two cells, and of fewer or more regions than that."""
+    regions = [f"r{n}" for n in range(num_regions)]
+    policy = Policy("p", regions, {"a": [([1.0] * num_regions, "admit")] * 2, "b": [([1.0] * num_regions, "admit")] * 2})
+    items = [policy.run(), *(policy.step(step) for step in range(3))]
+    entry, details = items[2]
+    assert isinstance(entry, StepEntry)
+    assert details is not None
+    details = details | {"gradient_norm": {name: [1.5] * num_regions}}
+    items[2] = replace(entry, details_digest=details_digest(details)), details
+    head = write(tmp_path, [(encode_entry(e), None if d is None else encode_details(d)) for e, d in items])
+    by_entry, by_column = outcome(read_by_entry, tmp_path, head), outcome(read_by_column, tmp_path, head)
+    assert by_column == by_entry
+    assert (by_column == "refused") == (name not in ("0", "1"))
 
 
 @pytest.mark.parametrize("loss", ["high", [1.0], {"of": 3}, True])

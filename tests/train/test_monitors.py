@@ -291,6 +291,7 @@ def test_the_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["memory_bytes"] > ballast.nbytes
     assert 0 < found["busy_processors"] < 256
     assert found["available_memory_bytes"] > 0
+    assert not [name for name in found if name.startswith("device_")], "there is none"
 
 
 @pytest.mark.parametrize(
