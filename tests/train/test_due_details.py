@@ -18,7 +18,7 @@ def test_nothing_is_measured_where_nothing_is_due() -> None:
     assert dataclasses.astuple(NOTHING_DUE) == (False, None, False, None, False, False)
 
 
-@pytest.mark.parametrize(("is_governed", "is_offered"), product([False, True], repeat=2))
+@pytest.mark.parametrize(("is_governed", "is_offered"), list(product([False, True], repeat=2)))
 @pytest.mark.parametrize("own", CADENCES)
 @pytest.mark.parametrize("every", [0, 1, 3])
 def test_each_figure_is_due_by_its_own_cadence(own: str, every: int, is_governed: bool, is_offered: bool) -> None:  # noqa: FBT001
