@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, accuracy, artifact, batches
 from cosmati.cli.main import app
+from cosmati.core.batch import Batch
+from cosmati.core.lineage import Lineage
 from cosmati.core.state import parameter_root
 from cosmati.data.plain_files import describe_files
 from cosmati.data.tokens import ByteTokenizer
@@ -297,3 +299,16 @@ def test_evaluation_data_that_are_too_large_arent_hashed_unasked(
     assert "evaluation data large: ungoverned: nobody vouches for it; its content isn't told, from list" in str(
         made.plan
     )
+
+
+@pytest.mark.parametrize(("limit", "is_told"), [(127, False), (128, True)])
+def test_what_evaluation_data_hold_is_counted_in_batches_and_whatever_lies_in_them(
+    monkeypatch: pytest.MonkeyPatch, limit: int, is_told: bool
+) -> None:  # noqa: FBT001
+    """128 bytes: 32 and 64 in a batch of Cosmati's own, 16 and 16 in one of somebody's, and what has none."""
+    monkeypatch.setattr("cosmati.train.artifacts._LARGEST", limit)
+    own = Batch({"x": torch.zeros(8), "more": [np.zeros(8)]}, Lineage.of_rows(0, 8))
+    data = [own, (torch.zeros(4), {"y": np.zeros(2), "name": "rows"}), None]
+    made = trainer(None, evaluated=Evaluation(data, {"m": lambda model, data: torch.zeros(())}))
+    (found,) = made.prepared.artifacts
+    assert bool(found.digest) == is_told

@@ -21,6 +21,7 @@ from cosmati.optim import SGD
 from cosmati.store.reading import read_source
 from cosmati.store.scan import StoreEntry
 from cosmati.study.measured import measure
+from cosmati.train.named_evaluations import held_batches
 from cosmati.train.observers import EarlyStopping
 
 ROWS = (torch.arange(96.0).reshape(24, 4).sin(), torch.arange(24) % 3)
@@ -175,3 +176,17 @@ def test_the_first_batches_of_a_shuffled_loader_are_refused() -> None:
     with pytest.raises(DataError, match=r"others each time.*shuffle=False"):
         Evaluation(loader, accuracy, num_batches=1)
     Evaluation(loader, accuracy)
+
+
+def test_batches_are_held_where_an_evaluation_has_them_in_a_list() -> None:
+    """Of the metric's own evaluation, as many as it reads."""
+    first, second = [torch.zeros(1), torch.ones(1)], [torch.full((1,), 2.0), torch.full((1,), 3.0)]
+    count = {"count": lambda model, data: torch.ones(())}
+    named = {"one": Evaluation(first, count), "two": Evaluation(second, count, num_batches=1)}
+    named["drawn"] = Evaluation(DataLoader(TensorDataset(torch.zeros(4)), 2), count)
+    assert held_batches(named, "one/count") == first
+    assert held_batches(named, "two/count") == second[:1]
+    assert held_batches(named, "drawn/count") == ()
+    assert held_batches(named, "three/count") == ()
+    assert held_batches(named["one"], "count") == first
+    assert held_batches(None, "count") == ()

@@ -182,6 +182,25 @@ def test_the_end_of_an_attested_run_has_to_be_witnessed(world: World, monkeypatc
     assert world.report().lapses == ()
 
 
+@pytest.mark.parametrize("profile", ["self", "attested"])
+def test_a_run_that_fails_asks_no_more(world: World, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own error is what is raised, and nobody is waited for."""
+
+    class Fails(Observer):
+        def on_step(self, outcome: StepOutcome) -> None:
+            if outcome.clock.step == 2:
+                for witness in world.witnesses:
+                    witness.is_down = True
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        world.trainer(Fails(), ledger_profile=profile).fit()
+    assert "cosmati-witnesses" not in [one.name for one in threading.enumerate()]
+    for witness in world.witnesses:
+        witness.is_down = False
+    assert world.trainer(ledger_profile=profile).fit().outcome == "completed"
+
+
 def test_under_self_nothing_depends_on_a_witness(world: World) -> None:
     for witness in world.witnesses:
         witness.is_down = True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOLDERS = (
     *("core", "train", "routing", "ledger", "optim", "golden", "test_*.py", "cli/test_ledger*.py"),
-    *("methods", "recipes", "docs", "forget", "export", "provenance", "launch"),
+    *("methods", "recipes", "docs", "forget", "export", "provenance", "launch", "data"),
 )
 """What may run lines of the five rooms and is quick enough, below `tests`, in the order in which it's mapped."""
 

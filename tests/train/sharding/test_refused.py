@@ -33,11 +33,17 @@ def planned(**changed: Any) -> Trainer:
     return Trainer(model, Classification(3), data, optimizers=optimizers, methods=methods, config=config)
 
 
+class Mine(AdamW):
+    """Somebody's own."""
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"entropy_every": 1}, "entropy_every"),
         ({"optimizers": AdamW(lr=1e-2, fused=True)}, r"AdamW\(fused=True\)"),
+        ({"optimizers": Mine(lr=1e-2)}, r"Mine\."),
+        ({"optimizers": type("AdamW", (AdamW,), {})(lr=1e-2)}, r"AdamW\."),
         ({"optimizers": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)}, "already built"),
         ({"methods": [StochasticDepth(target_layer_name="Linear")]}, "StochasticDepth"),
     ],
