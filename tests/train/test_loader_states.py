@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from cosmati.core.plan import Promise
 from cosmati.errors import DataError
@@ -189,3 +190,17 @@ def test_a_memory_map_and_draws_and_changes_in_place_go_on(tmp_path: Path) -> No
         for stop_at in (2, 7):
             run(tmp_path / name, stop_at=stop_at, **first)
         assert_goes_on(tmp_path / name, first)
+
+
+def test_another_number_of_generators_is_refused(tmp_path: Path) -> None:
+    def loader(num: int) -> DataLoader[Any]:
+        own = [torch.Generator().manual_seed(seed) for seed in range(num)]
+        rows = TensorDataset(ROWS, LABELS)
+        sampler = RandomSampler(rows, generator=own[0])
+        return DataLoader(rows, 4, sampler=sampler, generator=own[1] if num > 1 else None)
+
+    for was, now in ((1, 2), (2, 1)):
+        folder = tmp_path / f"{was}{now}"
+        run(folder, stop_at=3, data=lambda n=was: loader(n), budget="8ba")
+        with pytest.raises(DataError, match=f"it had {was} generators of its own, and has {now}"):
+            run(folder, data=lambda n=now: loader(n), budget="8ba")

@@ -216,6 +216,32 @@ def test_memory_that_was_short_for_a_class_is_told_to_all() -> None:
     assert run.plan.holds(Promise.NO_DIRECT_WRITE, ("personal", "trunk"))
 
 
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
+        (RuntimeError("shapes don't fit"), False),
+    ],
+)
+def test_memory_that_is_too_short_for_a_second_look_withdraws_the_promise(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_told: bool
+) -> None:  # noqa: FBT001
+    def fails(batch: Batch) -> Loss:
+        raise error
+
+    monkeypatch.setattr(gradients, "foreign_read", lambda m, loss, layout, _, b: foreign_read(m, loss, layout, fails, b))
+    if not is_told:
+        with pytest.raises(RuntimeError, match="shapes don't fit"):
+            fitted(MLP, source(MLP))
+        return
+    run = fitted(MLP, source(MLP))
+    assert "memory was too short to see who reads what is a class's own" in promise(run).because
+    monkeypatch.undo()
+    assert not differing(others(run), others(fitted(MLP, source(MLP))))
+
+
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_penalty_on_all_weights_is_found(detached: bool) -> None:
     """Its gradient leads nowhere that is denied, and it still tells every region of every adapter."""

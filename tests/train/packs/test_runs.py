@@ -30,8 +30,10 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import LabelSmoothing, LayerFreezing, SelectiveBackprop, SeqLengthWarmup
 from cosmati.optim import SGD, AdamW
 from cosmati.routing.policy_file import load_policy
+from cosmati.train import gradients
 from cosmati.train.config import RunConfig
 from cosmati.train.token_routes import count_labels_by_class, count_tokens
+from cosmati.train.token_watch import leak_between_documents
 from cosmati.train.trainer import Trainer
 from tests.train.packs.samples import (
     CLASSES,
@@ -410,3 +412,32 @@ def test_without_a_policy_packs_train_as_any_rows() -> None:
     made = trainer(network, source(documents()), None, loss=LanguageModel(VOCABULARY), num_microbatches=1)
     made.fit()
     assert made.clock.step == 1
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(MemoryError(), True), (RuntimeError("shapes don't fit"), False)])
+def test_memory_that_is_too_short_to_see_documents_apart_withdraws_the_promise(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_told: bool
+) -> None:  # noqa: FBT001
+    def fails(*_: Any) -> Tensor:
+        raise error
+
+    def looks(_: Any, *given: Any, **more: Any) -> str:
+        return leak_between_documents(fails, *given, **more)
+
+    def run() -> Trainer:
+        torch.manual_seed(0)
+        made = trainer(model(), source(documents()), policy())
+        made.fit()
+        return made
+
+    expected = run()
+    assert expected.plan.holds(Promise.NO_DIRECT_WRITE)
+    monkeypatch.setattr(gradients, "leak_between_documents", looks)
+    if not is_told:
+        with pytest.raises(RuntimeError, match="shapes don't fit"):
+            run()
+        return
+    found = run()
+    broken = [g.because for g in found.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE]
+    assert any("memory was too short to see whether a pack's documents are kept apart (MemoryError)" in b for b in broken)
+    assert all(map(torch.equal, found.model.parameters(), expected.model.parameters()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import copy
 import multiprocessing
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -339,3 +340,21 @@ def test_the_order_of_what_is_long_counts_where_it_has_one() -> None:
         assert read(kind(items))[0] != read(kind(swapped))[0]
     assert read(set(items))[0] == read(set(swapped))[0]
     assert read(dict.fromkeys(items))[0] != read(dict.fromkeys(swapped))[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, device="meta"),
+        lambda: torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8),
+    ],
+    ids=["meta", "quantized"],
+)
+def test_what_has_no_bytes_to_read_is_told_by_its_object_and_how_often_it_was_written_to(make: Callable[[], Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch is going to have no quantized tensors.
+        one, other = make(), make()
+        assert content_of(one) == content_of(one) != content_of(other)
+        before = content_of(one)
+        one.zero_() if one.device.type == "meta" else one.copy_(other)
+        assert content_of(one) != before
