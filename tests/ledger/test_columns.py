@@ -26,7 +26,6 @@ from cosmati.ledger.tiles import Frontier, encode_bundle, tile_path
 from cosmati.ledger.writer import details_digest
 from cosmati.records.ledger import StepEntry
 from cosmati.storage.merkle import leaf_hash
-
 from tests.storage.rfc6962 import mth
 
 from .ledgers import ORIGIN
@@ -138,7 +137,9 @@ def test_the_root_at_an_earlier_size_is_held_against_the_entries(tmp_path: Path,
 def test_a_norm_of_no_cell_is_refused_whichever_way_it_is_read(tmp_path: Path, name: str, num_regions: int) -> None:
     """Of two cells, and of fewer or more regions than that."""
     regions = [f"r{n}" for n in range(num_regions)]
-    policy = Policy("p", regions, {"a": [([1.0] * num_regions, "admit")] * 2, "b": [([1.0] * num_regions, "admit")] * 2})
+    policy = Policy(
+        "p", regions, {"a": [([1.0] * num_regions, "admit")] * 2, "b": [([1.0] * num_regions, "admit")] * 2}
+    )
     items = [policy.run(), *(policy.step(step) for step in range(3))]
     entry, details = items[2]
     assert isinstance(entry, StepEntry)

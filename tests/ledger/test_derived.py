@@ -23,7 +23,6 @@ from cosmati.ledger.derived.opened import DerivedLedger, fingerprint, open_deriv
 from cosmati.ledger.derived.views import COLUMNS, run_sql, written
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import contributions, direct_write_exclusion
-
 from cosmati.records.ledger import CheckpointEntry, EndEntry
 
 from .ledgers import ORIGIN

@@ -194,7 +194,13 @@ def test_what_an_entry_says_is_sealed_is_read_by_class() -> None:
     for steps in (0, -1):
         with pytest.raises(TamperError, match=f"keys change after {steps} steps"):
             SealedClasses.of({SEALED: {"classes": [], "block_steps": steps}}, (), "log")
-    for nonsense in ({"classes": []}, {"classes": 3, "block_steps": 1}, {"block_steps": 1}, [], {"classes": [], "block_steps": "x"}):
+    for nonsense in (
+        {"classes": []},
+        {"classes": 3, "block_steps": 1},
+        {"block_steps": 1},
+        [],
+        {"classes": [], "block_steps": "x"},
+    ):
         with pytest.raises(TamperError, match="isn't of the form that runs write"):
             SealedClasses.of({SEALED: nonsense}, ("a",), "log")
 

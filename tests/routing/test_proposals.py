@@ -64,12 +64,12 @@ def test_superseded_steps_and_what_was_in_force_for_them_do_not_count(tmp_path: 
 def test_one_class_is_told_alone_and_no_other_is_known(tmp_path: Path) -> None:
     items = [FIRST.run(), FIRST.step(0)]
     assert [(one.class_name, one.start_step) for one in told(tmp_path, items, "b")] == [("b", 0), ("b", 4)]
-    with pytest.raises(LedgerError, match="no class 'd'. It has a, b, c"):
+    with pytest.raises(LedgerError, match=r"no class 'd'\. It has a, b, c"):
         proposals(VerifiedLedger(tmp_path / "l"), "d")
 
 
 @pytest.mark.parametrize("has_text", [False, True])
-def test_a_class_that_was_taken_away_is_so_from_its_step_on(tmp_path: Path, has_text: bool) -> None:  # noqa: FBT001
+def test_a_class_that_was_taken_away_is_so_from_its_step_on(tmp_path: Path, has_text: bool) -> None:
     before, after = (with_text(one) if has_text else one for one in (BEFORE, WITHOUT_A))
     items: list[Item] = [before.run(), *(before.step(step) for step in range(3)), *ledger()[4:]]
     items += [after.amend(3, **withdrawn(taken(), taken("b", "stop"))), *steps(after, 3, 4)]

@@ -11,9 +11,8 @@ import pytest
 
 from tools.mutants import line_map
 from tools.mutants.line_map import tree_digest
-from tools.mutants.nearest import FEW
+from tools.mutants.nearest import FEW, choose
 from tools.mutants.nearest import Test as MappedTest
-from tools.mutants.nearest import choose
 from tools.mutants.operators import IMPORTED, Mutant, find
 from tools.mutants.sample import draw, mutants_of, read_equivalents
 from tools.mutants.sandbox import Sandbox

@@ -304,7 +304,7 @@ def test_evaluation_data_that_are_too_large_arent_hashed_unasked(
 @pytest.mark.parametrize(("limit", "is_told"), [(127, False), (128, True)])
 def test_what_evaluation_data_hold_is_counted_in_batches_and_whatever_lies_in_them(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_told: bool
-) -> None:  # noqa: FBT001
+) -> None:
     """128 bytes: 32 and 64 in a batch of Cosmati's own, 16 and 16 in one of somebody's, and what has none."""
     monkeypatch.setattr("cosmati.train.artifacts._LARGEST", limit)
     own = Batch({"x": torch.zeros(8), "more": [np.zeros(8)]}, Lineage.of_rows(0, 8))

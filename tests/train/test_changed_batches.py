@@ -113,7 +113,14 @@ WRITTEN: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 }
 
 
-def run(loss: Any, data: Iterable[Any], budget: str, folder: Path | None = None, num_microbatches: int = 1, observers: Sequence[Observer] = ()) -> Trainer:
+def run(
+    loss: Any,
+    data: Iterable[Any],
+    budget: str,
+    folder: Path | None = None,
+    num_microbatches: int = 1,
+    observers: Sequence[Observer] = (),
+) -> Trainer:
     torch.manual_seed(0)
     change = ("budget",) if folder else ()
     config = RunConfig(

@@ -25,7 +25,7 @@ NEVER = dict.fromkeys(CADENCES, 0) | {"details_every": 1_000_000, "update_norm_e
 @pytest.mark.parametrize(("is_governed", "is_offered"), list(product([False, True], repeat=2)))
 @pytest.mark.parametrize("own", CADENCES)
 @pytest.mark.parametrize("every", [0, 1, 3])
-def test_each_figure_is_due_by_its_own_cadence(own: str, every: int, is_governed: bool, is_offered: bool) -> None:  # noqa: FBT001
+def test_each_figure_is_due_by_its_own_cadence(own: str, every: int, is_governed: bool, is_offered: bool) -> None:
     config = RunConfig(**(NEVER | ({own: every} if every else {})))  # type: ignore[arg-type]
     cadences = DetailCadences(config, is_governed=is_governed)
     assert cadences.need_microbatches == (every > 0 and own in ("digests_every", "entropy_every"))

@@ -460,7 +460,7 @@ def views_of_one_memory() -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
-def test_views_share_what_their_elements_share(as_tensors: bool) -> None:  # noqa: FBT001
+def test_views_share_what_their_elements_share(as_tensors: bool) -> None:
     views = [one for one in views_of_one_memory() if not as_tensors or min(one.strides) >= 0]
     parts: list[Any] = [torch.from_numpy(one) if as_tensors else one for one in views]
     for part, view in zip(parts, views, strict=True):

@@ -85,7 +85,7 @@ def test_averages_that_would_have_been_others_keep_the_budget(methods: Sequence[
 
 
 @pytest.mark.parametrize(("budget", "is_refused"), [("2ba", True), ("3ba", True), ("4ba", False)])
-def test_a_budget_that_is_over_already_is_refused(budget: str, is_refused: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_a_budget_that_is_over_already_is_refused(budget: str, is_refused: bool, tmp_path: Path) -> None:
     recipe(tmp_path / "run", stop_at=3)[0].fit()
     again = recipe(tmp_path / "run", config={"budget": budget, "change": ("budget",)})[0]
     if is_refused:

@@ -156,7 +156,7 @@ def test_an_error_among_labels_that_are_in_range_stays_what_it_is() -> None:
 class Looks(nn.Module):
     """Two tables, of which the second one's ids may be wrong, or none."""
 
-    def __init__(self, fails: bool) -> None:  # noqa: FBT001
+    def __init__(self, fails: bool) -> None:
         super().__init__()
         self.one, self.two, self.fails = nn.Embedding(4, 2), nn.Embedding(3, 2), fails
 

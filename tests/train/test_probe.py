@@ -172,7 +172,7 @@ def test_the_first_microbatch_is_kept() -> None:
     probe.see(torch.zeros(3, dtype=torch.long))
     probe.see(torch.zeros(5))
     assert probe.specs == [([3], "int64", 1)]
-    assert losses(probe, lambda _, data: torch.tensor(float(len(data)))) == [3.0.hex()]
+    assert losses(probe, lambda _, data: torch.tensor(float(len(data)))) == [(3.0).hex()]
 
 
 def test_a_resumed_run_takes_the_numbers_of_before() -> None:
@@ -207,7 +207,7 @@ def test_there_is_none_of_a_compiled_model() -> None:
     probe.see(torch.zeros(2))
     model._orig_mod = model.weight  # as torch.compile names what it holds
     assert losses(probe, lambda _, __: torch.zeros(()), model=model) is None
-    assert losses(probe, lambda _, __: torch.zeros(())) == [0.0.hex()]
+    assert losses(probe, lambda _, __: torch.zeros(())) == [(0.0).hex()]
 
 
 def test_a_loss_that_is_not_the_same_twice_is_asked_no_more(tmp_path: Path) -> None:
@@ -247,6 +247,8 @@ def test_what_cannot_be_copied_is_asked_no_more(tmp_path: Path) -> None:
 def test_the_model_is_in_eval_mode_and_stays_in_its_own() -> None:
     probe, model = Probe(), nn.Dropout(0.5)
     probe.see(torch.ones(64))
-    dropped, plain = (losses(probe, one, model=model) for one in (lambda m, data: m(data).sum(), lambda _, data: data.sum()))
+    dropped, plain = (
+        losses(probe, one, model=model) for one in (lambda m, data: m(data).sum(), lambda _, data: data.sum())
+    )
     assert dropped == plain
     assert model.training

@@ -326,14 +326,14 @@ def test_segments_after_ctrl_c_are_told_as_interrupted(tmp_path: Path) -> None:
         if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    planned = plan_replays(run, [range(8, 9), range(0, 1), range(5, 7), range(11, 12)], folder / "checkpoints")
+    planned = plan_replays(run, [range(8, 9), range(1), range(5, 7), range(11, 12)], folder / "checkpoints")
     assert [(start.step, group) for start, group in planned] == [
-        (0, [range(0, 1)]), (4, [range(5, 7)]), (8, [range(8, 9)]), (10, [range(11, 12)])
+        (0, [range(1)]), (4, [range(5, 7)]), (8, [range(8, 9)]), (10, [range(11, 12)])
     ]  # fmt: skip
     blinds = secrets_of_run(run, folder / "private")
     found = replay_segments(run, planned, again("routed"), ledger=folder / "ledger", blinds=blinds, told=told)
     assert [(one.outcome, one.segment, one.start) for one in found] == [
-        ("equal", range(0, 1), 0), ("interrupted", range(5, 7), 4), ("interrupted", range(8, 9), 8),
+        ("equal", range(1), 0), ("interrupted", range(5, 7), 4), ("interrupted", range(8, 9), 8),
         ("interrupted", range(11, 12), 10),
     ]  # fmt: skip
     assert [one.num_steps for one in found][2:] == [0, 0]

@@ -50,7 +50,7 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK, few: int =
     They are those that run lines near it (see `Mutant.near`), the nearest that anybody runs; where there are none, all
     of its room and those of the golden bits. For a statement that runs at import those of the whole house come first
     (`tests/test_*.py`). Then come the tests of its room, quick ones before slow ones; of a test with many parameters a
-    second case is taken once every other test has its first. They may take `work` seconds where they're more than `few`.
+    second case is taken once every other test has its first. More than `few` tests may take `work` seconds together.
     """
     passed = [test for test in tests if test.outcome == "passed"]
     room = f"tests/{mutant.path.split('/')[2]}/"

@@ -227,11 +227,13 @@ def test_memory_that_was_short_for_a_class_is_told_to_all() -> None:
 )
 def test_memory_that_is_too_short_for_a_second_look_withdraws_the_promise(
     monkeypatch: pytest.MonkeyPatch, error: Exception, is_told: bool
-) -> None:  # noqa: FBT001
+) -> None:
     def fails(batch: Batch) -> Loss:
         raise error
 
-    monkeypatch.setattr(gradients, "foreign_read", lambda m, loss, layout, _, b: foreign_read(m, loss, layout, fails, b))
+    monkeypatch.setattr(
+        gradients, "foreign_read", lambda m, loss, layout, _, b: foreign_read(m, loss, layout, fails, b)
+    )
     if not is_told:
         with pytest.raises(RuntimeError, match="shapes don't fit"):
             fitted(MLP, source(MLP))

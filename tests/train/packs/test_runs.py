@@ -417,7 +417,7 @@ def test_without_a_policy_packs_train_as_any_rows() -> None:
 @pytest.mark.parametrize(("error", "is_told"), [(MemoryError(), True), (RuntimeError("shapes don't fit"), False)])
 def test_memory_that_is_too_short_to_see_documents_apart_withdraws_the_promise(
     monkeypatch: pytest.MonkeyPatch, error: Exception, is_told: bool
-) -> None:  # noqa: FBT001
+) -> None:
     def fails(*_: Any) -> Tensor:
         raise error
 
@@ -439,5 +439,7 @@ def test_memory_that_is_too_short_to_see_documents_apart_withdraws_the_promise(
         return
     found = run()
     broken = [g.because for g in found.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE]
-    assert any("memory was too short to see whether a pack's documents are kept apart (MemoryError)" in b for b in broken)
+    assert any(
+        "memory was too short to see whether a pack's documents are kept apart (MemoryError)" in b for b in broken
+    )
     assert all(map(torch.equal, found.model.parameters(), expected.model.parameters()))

@@ -305,7 +305,7 @@ def test_what_lies_deeper_is_put_back() -> None:
 @pytest.mark.parametrize(("limit", "is_copied"), [(95, False), (96, True)])
 def test_frozen_weights_are_copied_as_far_as_they_are_few(
     monkeypatch: pytest.MonkeyPatch, limit: int, is_copied: bool
-) -> None:  # noqa: FBT001
+) -> None:
     """Three of 16 bytes and two of 24 (a bias and weights of float64): what trains isn't counted."""
     monkeypatch.setattr("cosmati.train.held._MAX_STATE_BYTES", limit)
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(3, 1, bias=False).double()])
@@ -350,7 +350,9 @@ def test_the_order_of_what_is_long_counts_where_it_has_one() -> None:
     ],
     ids=["meta", "quantized"],
 )
-def test_what_has_no_bytes_to_read_is_told_by_its_object_and_how_often_it_was_written_to(make: Callable[[], Any]) -> None:
+def test_what_has_no_bytes_to_read_is_told_by_its_object_and_how_often_it_was_written_to(
+    make: Callable[[], Any],
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch is going to have no quantized tensors.
         one, other = make(), make()
