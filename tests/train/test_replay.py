@@ -16,12 +16,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from cosmati.core.loss import Classification
-from cosmati.errors import LedgerError
+from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.row_blinds import secrets_of_run
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import EMA
 from cosmati.optim import AdamW, Cosine
+from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
@@ -346,3 +347,19 @@ def test_a_loss_that_is_not_finite_any_more_is_a_difference(tmp_path: Path) -> N
     make = again("routed", rows=(values, world.ROWS[1]))
     found = replayed(tmp_path / "run", 0, 12, make, with_checkpoints=False, keep_going=True)
     assert (found.outcome, found.differences[-1].what) == ("different", "loss and gradients")
+
+
+@pytest.mark.parametrize(("step", "is_refused"), [(2, False), (3, False), (4, True), (5, True)])
+def test_a_budget_under_which_the_policy_would_have_been_in_another_phase_is_refused(
+    tmp_path: Path, step: int, is_refused: bool
+) -> None:  # noqa: FBT001
+    """The second half of 6 steps is the second quarter of 12."""
+    text = world.POLICY.format(weight=0.5).replace("regions:", "phases: [{name: early, until: 0.5dur}, {name: late}]\nregions:")
+    given = {"policy": load_policy(text)}
+    stop_at("routed", tmp_path / "run", step, budget="6ba", **given)
+    again = build("routed", tmp_path / "run", budget="12ba", change="budget", **given)
+    if is_refused:
+        with pytest.raises(CheckpointError, match="the policy's phases would have begun at other steps"):
+            again.fit()
+    else:
+        assert again.fit().clock.step == 12

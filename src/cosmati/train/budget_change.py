@@ -30,7 +30,7 @@ def check_past(assembly: Assembly, checkpoint: Checkpoint, *, schedule_is_new: b
     )
     wrong = []
     if now.is_over(clock):
-        wrong.append(f"it ends before the {clock.step} steps that were taken")
+        wrong.append(f"it is over after the {clock.step} steps that were taken")
     if not schedule_is_new and (step := _other_rate(assembly, was, clock)) is not None:
         wrong.append(f"the learning rate of step {step} would have been another one (RunConfig.change: add 'schedule')")
     if "policy" not in assembly.config.change and _other_phase(facts["phases"], assembly, clock.step):

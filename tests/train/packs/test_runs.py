@@ -30,8 +30,9 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import LabelSmoothing, LayerFreezing, SelectiveBackprop, SeqLengthWarmup
 from cosmati.optim import SGD, AdamW
 from cosmati.routing.policy_file import load_policy
-from cosmati.train import gradients
+from cosmati.train import gradients, token_routes
 from cosmati.train.config import RunConfig
+from cosmati.train.held import remember
 from cosmati.train.token_routes import count_labels_by_class, count_tokens
 from cosmati.train.token_watch import leak_between_documents
 from cosmati.train.trainer import Trainer
@@ -443,3 +444,15 @@ def test_memory_that_is_too_short_to_see_documents_apart_withdraws_the_promise(
         "memory was too short to see whether a pack's documents are kept apart (MemoryError)" in b for b in broken
     )
     assert all(map(torch.equal, found.model.parameters(), expected.model.parameters()))
+
+
+def test_what_a_model_holds_is_copied_once_for_each_mix_of_regions_and_not_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To put it back, where a first pass shows what can't be taken apart: later passes are known not to."""
+    copies: list[int] = []
+    monkeypatch.setattr(token_routes, "remember", lambda roots: [copies.append(1), remember(roots)][1])
+    made = trainer(model(), source(documents(60)), policy(), budget="8ba")
+    made.fit()
+    assert made.clock.step == 8
+    assert copies == [1]
