@@ -41,6 +41,22 @@ def test_a_row_has_the_key_of_its_leaf(row_id: int) -> None:
     assert keys.has(row_id)
 
 
+def test_what_rows_share_is_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven keys lead to the leaves of 256 rows, six of which lead to those of 65,536."""
+    derived: list[int] = []
+    one = row_keys._child
+    monkeypatch.setattr(row_keys, "_child", lambda key, index: [derived.append(index), one(key, index)][1])
+    keys = RowKeys(ROOT)
+    found = [keys.of(row_id) for row_id in range(256)]
+    assert len(derived) == 7 + 256
+    assert [keys.of(row_id) for row_id in range(256)] == found
+    assert len(derived) == 7 + 2 * 256
+    keys.of(256)
+    assert len(derived) == 7 + 2 * 256 + 2
+    keys.forget([3])
+    assert [keys.of(row_id) for row_id in range(256) if row_id != 3] == [key for n, key in enumerate(found) if n != 3]
+
+
 def test_classes_have_keys_of_their_own_and_negative_ids_none() -> None:
     keys = RowKeys(ROOT)
     assert [keys.of_class(name) for name in NAMES] == [key_of_class(ROOT, name) for name in NAMES]

@@ -113,3 +113,34 @@ def test_a_run_that_fails_midway_leaves_no_profiler_behind(tmp_path: Path) -> No
     assert not torch.autograd.profiler._is_profiler_enabled
     assert list(tmp_path.iterdir()) == []
     assert profiled(made, tmp_path, warm_up=1, num_steps=1).num_steps == 1
+
+
+@pytest.mark.parametrize("device_seconds", [None, 0.15])
+@pytest.mark.parametrize("flops", [None, 3e9])
+def test_the_table_as_it_is_printed(device_seconds: float | None, flops: float | None) -> None:
+    profile = StepProfile(
+        num_steps=4,
+        seconds=0.2,
+        by_part={"forward": 0.05, "backward": 0.12, "data": 0.03},
+        operators=(("aten::mm", 2.5, 0.0015), ("x" * 60, 1.0, 0.25)),
+        device_seconds=device_seconds,
+        flops=flops,
+        files=(),
+    )
+    expected = [
+        "A step takes 200.00 ms (mean of 4, without the profiler)",
+        "",
+        "part                                    ms    share",
+        "backward                           120.000    60.0%",
+        "forward                             50.000    25.0%",
+        "data                                30.000    15.0%",
+        *(["(device, in kernels)               150.000    75.0%"] if device_seconds else []),
+        "",
+        "operator (under the profiler)                          calls        ms",
+        "aten::mm                                                 2.5     1.500",
+        f"{'x' * 50}       1.0   250.000",
+        "",
+        f"Bound by {profile.bound}",
+        *(["3.00 GFLOP a step, 15.0 GFLOP/s"] if flops else []),
+    ]
+    assert str(profile).splitlines() == expected
