@@ -67,6 +67,27 @@ def test_without_rows_it_is_unchecked_and_no_program(tmp_path: Path) -> None:
         torch.testing.assert_close(exported.double()(rows()[0].double()), own, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_rows_are_those_that_the_loss_gives_the_model_where_it_can_be_asked(tmp_path: Path, fails: bool) -> None:  # noqa: FBT001
+    """A loss that fails outside of training has shown none, also where it has called the model before."""
+
+    def loss(model: nn.Module, data: Any) -> Tensor:
+        found = nn.functional.cross_entropy(model(data[0]), data[1])
+        if fails and not model.training:
+            raise ValueError("it's for training")
+        return found
+
+    model = net()
+    trainer = Trainer(model, loss, InMemory(rows(), 8), optimizers=[SGD(lr=0.1)], config=RunConfig(budget="2ba"))
+    trainer.fit()
+    draws, modes = torch.get_rng_state(), [module.training for module in model.modules()]
+    trainer.export(tmp_path / "out", to="safetensors")
+    is_compared = "Outputs beside those of the model as it was trained" in (tmp_path / "out/README.md").read_text()
+    assert is_compared is not fails
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_images_too_small_for_plain_layers_are_refused_with_the_way_out(tmp_path: Path) -> None:
     """One position a side is its own reflection for BlurPool, and none for PyTorch."""
     small = (torch.randn(16, 1, 3, 3, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
