@@ -68,7 +68,7 @@ def test_without_rows_it_is_unchecked_and_no_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_rows_are_those_that_the_loss_gives_the_model_where_it_can_be_asked(tmp_path: Path, fails: bool) -> None:  # noqa: FBT001
+def test_rows_are_those_that_the_loss_gives_the_model_where_it_can_be_asked(tmp_path: Path, fails: bool) -> None:
     """A loss that fails outside of training has shown none, also where it has called the model before."""
 
     def loss(model: nn.Module, data: Any) -> Tensor:

@@ -89,7 +89,9 @@ def test_a_budget_that_is_over_already_is_refused(budget: str, is_refused: bool,
     recipe(tmp_path / "run", stop_at=3)[0].fit()
     again = recipe(tmp_path / "run", config={"budget": budget, "change": ("budget",)})[0]
     if is_refused:
-        with pytest.raises(CheckpointError, match=f"to {budget} at step 3: it is over after the 3 steps that were taken"):
+        with pytest.raises(
+            CheckpointError, match=f"to {budget} at step 3: it is over after the 3 steps that were taken"
+        ):
             again.fit()
     else:
         assert again.fit().clock.step == 4

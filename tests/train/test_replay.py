@@ -352,9 +352,11 @@ def test_a_loss_that_is_not_finite_any_more_is_a_difference(tmp_path: Path) -> N
 @pytest.mark.parametrize(("step", "is_refused"), [(2, False), (3, False), (4, True), (5, True)])
 def test_a_budget_under_which_the_policy_would_have_been_in_another_phase_is_refused(
     tmp_path: Path, step: int, is_refused: bool
-) -> None:  # noqa: FBT001
+) -> None:
     """The second half of 6 steps is the second quarter of 12."""
-    text = world.POLICY.format(weight=0.5).replace("regions:", "phases: [{name: early, until: 0.5dur}, {name: late}]\nregions:")
+    text = world.POLICY.format(weight=0.5).replace(
+        "regions:", "phases: [{name: early, until: 0.5dur}, {name: late}]\nregions:"
+    )
     given = {"policy": load_policy(text)}
     stop_at("routed", tmp_path / "run", step, budget="6ba", **given)
     again = build("routed", tmp_path / "run", budget="12ba", change="budget", **given)
