@@ -254,3 +254,15 @@ def test_what_is_multiplied_is_the_small_side_of_a_matrix(shape: tuple[int, int]
     small, long = min(shape), max(shape)
     assert counter.get_total_flops() == 3 * 5 * 2 * (2 * small * small * long + small**3)
     assert small == long or torch.equal(found, orthogonalize(matrices.mT).mT)
+
+
+@pytest.mark.parametrize("shape", [(64, 4), (4, 64), (5, 5)])
+def test_a_rank_is_given_work_by_what_its_products_cost(shape: tuple[int, int]) -> None:
+    """In proportion to the operations of the larger two products: each the matrix, times the small side."""
+    costs = []
+    for own in (shape, (2 * shape[0], 2 * shape[1])):
+        parameter = Parameter(random(*own))
+        optimizer = OrthogonalizedMomentum([parameter], lr=0.1)
+        costs.append(optimizer._job([parameter, parameter], {}, optimizer.param_groups[0]).cost)
+        assert costs[-1] == 2 * own[0] * own[1] * min(own)
+    assert costs[1] == 8 * costs[0]

@@ -7,7 +7,8 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,33 @@ def test_superseded_steps_are_not_what_counts(tmp_path: Path) -> None:
     assert (report.num_superseded, report.num_steps) == (2, 12)
     # Steps 4 and 5 were taken under both policies, and stand under the second one.
     check_all(run, again("routed"), (1, 3), (4, 8), (2, 10), (0, 12))
+
+
+class Counts(Observer):
+    """Has a state, which a replay without it has no use for."""
+
+    num = 0
+
+    def on_step(self, outcome: StepOutcome) -> None:
+        self.num += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num": self.num}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num = state["num"]
+
+
+def test_a_replay_says_nothing_of_observers_that_it_hasnt(tmp_path: Path) -> None:
+    build("dense", tmp_path / "run", observers=[Counts()]).fit()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        (found,) = check_all(tmp_path / "run", again("dense"), (5, 8))
+    assert found.start == 4
+    assert [str(one.message) for one in said] == []
+    # Who goes on with the run is told.
+    with pytest.warns(UserWarning, match="keeps the state of Counts"):
+        build("dense", tmp_path / "run", budget="13ba", change="budget").fit()
 
 
 def test_a_checkpoint_of_a_superseded_attempt_is_none_to_begin_from(tmp_path: Path) -> None:
