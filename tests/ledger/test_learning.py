@@ -271,7 +271,7 @@ def test_a_region_that_an_amendment_has_cut_otherwise_breaks_nothing(tmp_path: P
         (np.where(np.arange(16) == 15, np.inf, 1.0), False),
     ],
 )
-def test_a_direction_is_sixteen_finite_numbers(numbers: Any, is_one: bool) -> None:  # noqa: FBT001
+def test_a_direction_is_sixteen_finite_numbers(numbers: Any, is_one: bool) -> None:
     text = b64encode(numbers.astype("<f2").tobytes()).decode()
     if is_one:
         assert decode_direction(text).tolist() == numbers.astype("<f2").astype(np.float32).tolist()

@@ -197,3 +197,14 @@ def test_everything_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatc
     draft = write_checkpoint(tmp_path, _checkpoint())
     assert set(synced) == {draft, *draft.rglob("*")}
     shutil.rmtree(draft)
+
+
+def test_what_stands_where_a_killed_runs_draft_would_and_cannot_go_stays(tmp_path: Path) -> None:
+    """Drafts that a kill has left go when the next checkpoint is published; a file of that name is nobody's draft."""
+    for name in (".draft-00000003-killed", ".draft-of-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_text("")
+    (tmp_path / ".draft-file").write_text("somebody's")
+    draft = write_checkpoint(tmp_path, Checkpoint(4, {"w": torch.ones(2)}, {}, {"about": 4}))
+    assert publish_checkpoint(draft, keep=1) == tmp_path / "step-00000004"
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", ".draft-file"}

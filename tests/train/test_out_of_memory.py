@@ -144,6 +144,36 @@ def test_a_run_that_was_killed_cuts_where_it_did(tmp_path: Path) -> None:
         assert again.plan.holds("resume")
 
 
+class Centred(nn.Module):
+    """Keeps a mean that each forward pass in training moves, in a buffer."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(rows.detach().mean(0), 0.1)
+        return rows - self.mean
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_pass_that_broke_off_has_moved_what_a_model_keeps(tmp_path: Path, moves: bool) -> None:
+    """Nobody can take that back: who resumes wouldn't have it."""
+    layers = [Centred() if moves else nn.Identity(), *network()]
+    run = trainer_of(Short(4, from_call=6), tmp_path / "run", nn.Sequential(*layers), ledger=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run.fit()
+    assert run.cuts.pieces == 2
+    assert run.plan.holds("resume") is not moves
+    whole = trainer_of(plain, tmp_path / "whole", nn.Sequential(*layers), ledger=False)
+    whole.fit()
+    assert whole.plan.holds("resume")
+
+
 def test_it_is_on_record(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="2.00 GiB"):
         trainer_of(Short(2, from_call=2 * 3), tmp_path, ledger=True).fit()

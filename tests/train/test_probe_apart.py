@@ -153,6 +153,19 @@ def by_cached_object(model: nn.Module, data: Any) -> Tensor:
     return cross_entropy(model(data[0]), data[1]) / teacher().calls
 
 
+SCALES: list[float] = []
+
+
+@cache
+def scale_of(rows: float) -> Tensor:
+    SCALES.append(1.0 + len(SCALES))
+    return torch.tensor(SCALES[-1])
+
+
+def by_cached_list(model: nn.Module, data: Any) -> Tensor:
+    return cross_entropy(model(data[0]), data[1]) / scale_of(float(data[0].sum()))
+
+
 class Itself:
     """A loss that gives itself for its copy."""
 
@@ -183,6 +196,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "what a function caches": {"loss": lambda: by_cached},
     "what a class's function caches": {"loss": lambda: by_cached_method},
     "what a method caches": {"loss": lambda: by_cached_own_method},
+    "what a function that caches fills": {"loss": lambda: by_cached_list},
     "an object that a function caches": {"loss": lambda: by_cached_object},
     "an object that gives itself for its copy": {"loss": Itself},
     "a global of a model's": {"model": CountsInGlobal},
@@ -199,7 +213,8 @@ def _begin() -> None:
     COUNTS.update(steps=0, nested=[0])
     Means.mean, counting_file.average = 1.0, 1.0
     Means.all.clear()
-    for cached in (kept, Kept.counted, Own.own, teacher):
+    SCALES.clear()
+    for cached in (kept, Kept.counted, Own.own, teacher, scale_of):
         cached.cache_clear()
     by_attribute.count = 0  # type: ignore[attr-defined]
     by_default.__defaults__[0].clear()  # type: ignore[index]
