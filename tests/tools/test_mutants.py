@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutants import line_map
+from tools.mutants.__main__ import _survivors
 from tools.mutants.line_map import tree_digest
 from tools.mutants.nearest import FEW, choose
 from tools.mutants.nearest import Test as MappedTest
@@ -169,6 +170,18 @@ def test_few_tests_all_run_whatever_they_take() -> None:
     assert choose(mutant(), slow) == slow
     assert choose(mutant(), [*slow, mapped("tests/core/a.py::g", 1, 5)])[0].work == 1
     assert len(choose(mutant(), [*slow, mapped("tests/core/a.py::g", 1, 5)])) == 1
+
+
+def test_survivors_are_found_again_beside_changes_that_change_nothing(tmp_path: Path) -> None:
+    """Of `pow(a, a)` the arguments may be swapped: that is no other program, and no line differs."""
+    path = "src/cosmati/core/page.py"
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("def most(a, b):\n    return pow(a, a), a < b\n")
+    wanted = {"path": path, "before": "return pow(a, a), a < b", "after": "return pow(a, a), a <= b"}
+    results = [wanted | {"state": "survived"}, wanted | {"after": "return pow(a, a), a >= b", "state": "killed"}]
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, results)))
+    found = list(_survivors(list(mutants_of(tmp_path, ["core"])), tmp_path / "results.jsonl", tmp_path))
+    assert [one.edit[2].strip() for one in found] == ["<="]
 
 
 TOY = {

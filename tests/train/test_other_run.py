@@ -156,7 +156,7 @@ NAMED = {
     "precision": "settings: precision bfloat16, was float32",
     "deterministic": "settings: deterministic False, was True",
     "a longer budget": "budget: span 8ba, was 6ba.*change=.*budget",
-    "a shorter budget, asked for, that is over": "ends before the 3 steps",
+    "a shorter budget, asked for, that is over": "over after the 3 steps",
 }
 
 

@@ -93,10 +93,10 @@ def _survivors(mutants: Sequence[Mutant], path: Path, root: Path) -> Iterator[Mu
     """The mutants that survived in a file of results, wherever their lines are now."""
     results = [json.loads(line) for line in path.read_text().splitlines()]
     wanted = {(r["path"], r["before"], r["after"]) for r in results if r["state"] == SURVIVED}
-    paths = {path for path, _, _ in wanted}
-    sources = {path: (root / path).read_bytes() for path in paths}
+    sources = {path: (root / path).read_bytes() for path, _, _ in wanted}
     for mutant in mutants:
-        if mutant.path in paths and (mutant.path, *mutant.difference(sources[mutant.path])) in wanted:
+        source = sources.get(mutant.path)
+        if source is not None and mutant.is_real(source) and (mutant.path, *mutant.difference(source)) in wanted:
             yield mutant
 
 
