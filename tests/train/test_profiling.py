@@ -101,15 +101,18 @@ def test_a_run_that_is_too_short_is_an_error_with_a_mend(tmp_path: Path) -> None
     assert not torch.autograd.profiler._is_profiler_enabled
 
 
-def test_a_run_that_fails_midway_leaves_no_profiler_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_a_run_that_fails_midway_leaves_no_profiler_behind(tmp_path: Path, step: int) -> None:
+    """In a step that passes, one that's measured, and one that's profiled."""
+
     class Fails(Observer):
         def on_step(self, outcome: StepOutcome) -> None:
-            if outcome.clock.step == 4:
+            if outcome.clock.step == step:
                 raise ZeroDivisionError
 
     made = trainer_of()
     with pytest.raises(ZeroDivisionError):
-        profiled(lambda observers: made([*observers, Fails()]), tmp_path, warm_up=2, num_steps=9)
+        profiled(lambda observers: made([*observers, Fails()]), tmp_path, warm_up=1, num_steps=3)
     assert not torch.autograd.profiler._is_profiler_enabled
     assert list(tmp_path.iterdir()) == []
     assert profiled(made, tmp_path, warm_up=1, num_steps=1).num_steps == 1
