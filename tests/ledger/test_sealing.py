@@ -134,7 +134,7 @@ def test_a_box_opens_in_its_own_place_and_nowhere_else() -> None:
         flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         with pytest.raises(TamperError):
             open_box(base64.b64encode(flipped).decode(), key, *here)
-    for wrong in ("", "AAAA", "!", box[:-4]):
+    for wrong in ("", "AAAA", "!", box[:-4], f"{box[:8]}!{box[8:]}", f"{box}\n", f" {box}"):
         with pytest.raises(TamperError):
             open_box(wrong, key, *here)
 
