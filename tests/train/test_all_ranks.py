@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -86,15 +86,15 @@ def test_one_rank_alone_in_save_says_that_it_waits(tmp_path: Path) -> None:
 def test_who_waits_says_for_what_and_only_where_somebody_does_not_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(all_ranks, "_PATIENCE_SECONDS", 0.05)
-    seconds = 0.0
-    monkeypatch.setattr(Ranks, "agree", lambda *_, **__: bool(time.sleep(seconds)))
+    has_said, say = threading.Event(), all_ranks._say_who_waits
+    monkeypatch.setattr(all_ranks, "_say_who_waits", lambda *told: [say(*told), has_said.set()])
+    monkeypatch.setattr(Ranks, "agree", lambda *_, **__: False)
     ranks = Ranks()
     ranks.rank, ranks.world, ranks.is_parallel = 1, 2, True
     all_ranks.meet(ranks, "save()")
-    time.sleep(0.1)
     assert capsys.readouterr().err == ""
-    seconds = 0.2
+    monkeypatch.setattr(all_ranks, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(Ranks, "agree", lambda *_, **__: has_said.wait(60))
     all_ranks.meet(ranks, "save()")
     assert capsys.readouterr().err == (
         "Rank 1 has waited for other ranks in save() for 0 s. All ranks have a part in it: call save() on every rank, "
