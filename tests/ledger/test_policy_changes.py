@@ -115,6 +115,14 @@ def test_a_resume_from_an_earlier_step_goes_on_from_what_was_in_force_there() ->
     assert not changed((0, signed), (4, less), (4, signed)).loosens
 
 
+def test_four_things_that_are_allowed_more_are_told() -> None:
+    was = PolicyInForce(0, digest("was"), {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]})
+    now = PolicyInForce(3, digest("now"), None, was, ("one", "two", "three", "four", "five"))
+    assert now.problems("r") == [
+        "from step 3 on more is allowed than was signed (one; two; three; four), and abababababab hasn't signed that"
+    ]
+
+
 def test_another_grace_is_told_though_no_weight_changes() -> None:
     signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
     history = PolicyHistory()

@@ -165,6 +165,15 @@ def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:
     assert choose(mutant(), [mapped("tests/core/a.py::slow", 100, 5)], work=4, few=0) != []
 
 
+def test_each_line_of_the_file_is_run_by_two_tests_before_any_others() -> None:
+    """Thousands make an object, and few read the attribute that isn't set."""
+    makers = [mapped(f"tests/core/a.py::f{n}", 1, 5) for n in range(9)]
+    readers = [mapped(f"tests/core/b.py::{name}", work, 5, 12, 13) for name, work in (("g", 3), ("h", 5), ("i", 4))]
+    chosen = choose(mutant(), [*makers, *readers], work=10, few=0)
+    assert chosen == [*makers[:3], readers[0], readers[2]]
+    assert choose(mutant(), [*makers, mapped("tests/core/b.py::g", 3, 12)], work=3, few=0) == makers[:3]
+
+
 def test_few_tests_all_run_whatever_they_take() -> None:
     slow = [mapped(f"tests/core/a.py::f[{n}]", 1000, 5) for n in range(FEW)]
     assert choose(mutant(), slow) == slow

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from torch import nn
 from cosmati import Observer, RunConfig, Trainer
 from cosmati.errors import RunError
 from cosmati.train.outcome import StepOutcome
-from cosmati.train.profiling import PREFIX, StepProfile, profiled
+from cosmati.train.profiling import PREFIX, StepProfile, _Profiling, profiled
+from cosmati.train.timing import Stopwatch
 from tests.train.test_watching import squared_error
 
 
@@ -91,6 +93,25 @@ def test_the_verdict_follows_from_the_shares() -> None:
     assert of(0.2, data=0.1, forward=0.3, backward=0.6).startswith("the host: the device is busy 20%")
     assert of(0.7, data=0.1, forward=0.3, backward=0.6).startswith("host and device alike")
     assert of(0.2, data=0.5, forward=0.5).startswith("data: 50%")
+
+
+def test_the_verdict_is_of_shares_however_long_a_step_takes() -> None:
+    assert of(3.8, data=0.4, forward=1.2, backward=2.4).startswith("the device: it runs kernels 95%")
+    assert of(0.02, data=0.01, forward=0.03, backward=0.06).startswith("the host: the device is busy 20%")
+
+
+def test_an_accelerator_is_waited_for_where_a_phase_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two steps that pass, three that are measured, and three under the profiler."""
+    waited: list[int] = []
+    watch = _Profiling(2, 3)
+    watch.stopwatch, watch._is_cuda, steps = Stopwatch(), True, list(range(1, 10))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(step))
+    monkeypatch.setattr(watch, "_start", lambda: None)
+    monkeypatch.setattr(watch, "_stop", lambda: None)
+    watch._run = SimpleNamespace(stop=lambda _why: None)  # type: ignore[assignment]
+    for step in steps:
+        watch.on_step(SimpleNamespace(clock=SimpleNamespace(step=step, seconds=0.0)))  # type: ignore[arg-type]
+    assert waited == [2, 5, 8]
 
 
 def test_a_run_that_is_too_short_is_an_error_with_a_mend(tmp_path: Path) -> None:

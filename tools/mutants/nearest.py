@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .operators import Lines, Mutant
 
-WORK = 180.0
+WORK = 240.0
 """Processor seconds that the tests of one mutant may take together, as they took when the map was made: coverage.py
 makes them about twice as long as they are."""
 FEW = 24
 """So many tests of one mutant all run, whatever they take: several ranks' are slow, and few."""
+EACH = 2
+"""So many tests run each line of a mutant's file that any of its tests runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,10 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK, few: int =
 
     They are those that run lines near it (see `Mutant.near`), the nearest that anybody runs; where there are none, all
     of its room and those of the golden bits. For a statement that runs at import those of the whole house come first
-    (`tests/test_*.py`). Then come the tests of its room, quick ones before slow ones; of a test with many parameters a
-    second case is taken once every other test has its first. More than `few` tests may take `work` seconds together.
+    (`tests/test_*.py`). Then come those that run the rest of its file, `EACH` for each of its lines: where thousands
+    make an object, few may read the attribute that isn't set. Then the tests of its room, quick ones before slow ones;
+    of a test with many parameters a second case is taken once every other test has its first. More than `few` tests
+    may take `work` seconds together.
     """
     passed = [test for test in tests if test.outcome == "passed"]
     room = f"tests/{mutant.path.split('/')[2]}/"
@@ -65,12 +69,29 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK, few: int =
         first = ("tests/test_", room)
         found += [test for test in passed if test.name.startswith(first[0]) and test not in found]
     work = work if len(found) > few else math.inf
-    chosen: list[Test] = []
-    for test in _spread(found, first):
-        if test.work <= work or not chosen:
-            chosen.append(test)
+    chosen: dict[str, Test] = {}
+    for test in (*_of_all_lines(found, mutant), *_spread(found, first)):
+        if test.name not in chosen and (test.work <= work or not chosen):
+            chosen[test.name] = test
             work -= test.work
-    return sorted(chosen, key=lambda test: (_turn(test, first), test.work))
+    return sorted(chosen.values(), key=lambda test: (_turn(test, first), test.work))
+
+
+def _of_all_lines(found: list[Test], mutant: Mutant) -> Iterator[Test]:
+    """Quick tests, `EACH` for each line of the mutant's file that any runs: those first that few run."""
+    running: dict[int, list[Test]] = defaultdict(list)
+    for test in sorted(found, key=lambda test: test.work):
+        lines = test.lines.get(mutant.path, 0) & mutant.near[-1]
+        while lines:
+            line = lines & -lines
+            running[line].append(test)
+            lines ^= line
+    taken: dict[str, Test] = {}
+    for line, tests in sorted(running.items(), key=lambda one: len(one[1])):
+        missing = EACH - sum(test.runs(mutant.path, line) for test in taken.values())
+        new = [test for test in tests if test.name not in taken] if missing > 0 else []
+        taken |= {test.name: test for test in new[:missing]}
+    yield from taken.values()
 
 
 def _turn(test: Test, first: tuple[str, ...]) -> int:

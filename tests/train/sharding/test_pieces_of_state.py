@@ -115,6 +115,17 @@ def test_rows_of_an_optimizers_state_and_whole_matrices_with_their_owners(thread
     assert sum("p0/exp_avg" in own for own, _ in everyone) == 1
 
 
+def test_what_only_resembles_a_whole_matrixs_state_is_each_ranks_own(threads: Threads) -> None:
+    """An optimizer's state is of the parameter that its name begins with, and of none that stands further on."""
+
+    def work(ranks: Ranks) -> Any:
+        own = {"all/p0/total": torch.tensor(float(ranks.rank))}
+        found = ShardState(rows_cut(ranks), ranks, {"p0"}).gathered(own, of_optimizers=True)
+        return float(found["all/p0/total"]) == ranks.rank
+
+    assert all(threads.run(work))
+
+
 def test_rows_of_a_methods_state(threads: Threads) -> None:
     """Of a parameter that's in its name, and of its shape; a method's is never a whole matrix's owner's."""
     own_names = {f"averages/{key}": one.contiguous() for key, one in state_of_an_optimizer().items()}
