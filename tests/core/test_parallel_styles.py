@@ -154,6 +154,7 @@ def test_it_says_what_is_cut_and_is_put_back_with_the_plain_bits() -> None:
     assert model.layers[0].up.shards is shards
     assert list(model.state_dict()) == names
     assert cut_by_styles(model, STYLES, shards) == cut, "again"
+    assert copy.deepcopy(model).layers[0].up.compute_in_parts(None) == {}, "nothing is cut any more"
     compute_whole(model)
     assert not any("shards" in vars(module) for module in model.modules())
     assert {type(module) for module in model.modules()} == {Model, Layer, nn.ModuleList, nn.Linear}

@@ -23,7 +23,7 @@ from cosmati.ledger.derived.opened import DerivedLedger, fingerprint, open_deriv
 from cosmati.ledger.derived.views import COLUMNS, run_sql, written
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import contributions, direct_write_exclusion
-from cosmati.records.ledger import CheckpointEntry, EndEntry
+from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry
 
 from .ledgers import ORIGIN
 from .random_runs import PlainRun, hits, random_run, spans_by_loops, taught_by_loops
@@ -190,6 +190,18 @@ def test_sql_sees_what_each_cell_taught(seed: int, tmp_path_factory: Any) -> Non
     joined = "steps s LEFT JOIN cells c USING (entry)"
     counted = f"SELECT s.entry, s.step, s.stands, count(c.cell) FROM {joined} GROUP BY ALL ORDER BY 1"
     assert asked(path, counted) == steps
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=seeds)
+def test_sql_sees_where_each_attempt_began_and_which_of_its_steps_stand(seed: int, tmp_path_factory: Any) -> None:
+    run, path = random_run(seed, 40), tmp_path_factory.mktemp("run") / "ledger"
+    write_signed(path, run.items, KEY)
+    begun = [(0, 0)] + [(n, one.from_step) for n, (one, _) in enumerate(run.items) if isinstance(one, ResumeEntry)]
+    # Of an attempt, those steps stand that no later one has taken up, by whichever it was.
+    ends = [min((step for _, step in begun[number + 1 :]), default=None) for number in range(len(begun))]
+    expected = [(number, *start, end) for number, (start, end) in enumerate(zip(begun, ends, strict=True))]
+    assert asked(path, "SELECT * FROM attempts ORDER BY 1") == expected
 
 
 def asked(path: Path, sql: str, **options: Any) -> list[tuple[Any, ...]]:

@@ -83,6 +83,12 @@ def test_refuses_options(options: dict[str, float]) -> None:
         DecoupledMomentum([Parameter(torch.ones(2))], **{"lr": 0.1, **options})  # type: ignore[arg-type]
 
 
+def test_each_option_is_told_by_its_name() -> None:
+    for make in (SGDW, lambda **options: DecoupledMomentum([Parameter(torch.ones(2))], **options)):
+        with pytest.raises(PlanError, match=r"lr=0\.5, momentum=2\.0, weight_decay=0\.25\. Use"):
+            make(lr=0.5, momentum=2.0, weight_decay=0.25)
+
+
 def test_a_rate_of_zero_still_decays_and_vectors_are_left_out_where_asked() -> None:
     parameter = Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import rfc8785
 from cosmati.errors import LedgerError
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import VerifiedLedger
-from cosmati.routing.proposals import Proposal, proposals
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.routing.proposals import Proposal, _because, proposals
 from tests.ledger.ledgers import ORIGIN
 from tests.ledger.test_amend import FIRST, Policy, amended
 from tests.ledger.test_verify import Item, write_signed
@@ -94,3 +96,23 @@ def test_a_phase_that_was_cut_in_two_has_the_reasons_of_the_whole(tmp_path: Path
     (first, second) = told(tmp_path, [policy.run(), policy.step(0)], "a")
     assert first.because == second.because
     assert "explained" not in first.because[0]
+
+
+@pytest.mark.parametrize("has_kinds", [False, True])
+def test_rows_of_each_band_have_the_reasons_of_their_band(has_kinds: bool) -> None:
+    """Bands are the policy's own, in its order, or what the ledger says of each kind of row."""
+    rules = [{"class": "**", "weight": 1}, {"class": "a", "band": "high", "region": "head", "weight": 0.5}]
+    bands = {"measure": "m", "names": ["low", "high"], "thresholds": [0.5]}
+    regions = {"body": {"params": ["0.*"]}, "head": {"params": ["1.*"]}}
+    policy = PolicyFile.model_validate(TEXT | {"rules": rules, "bands": bands, "regions": regions})
+    kinds = [(1, {}), (0, {})] if has_kinds else []
+    tables: Any = SimpleNamespace(
+        phases=((0, 4), (4, 400)), withdrawn=(), details={"phases": [["warm"], ["main"]]}, kinds=kinds, classes=("a",)
+    )
+    low, high = (_because(tables, policy, "a", kind, 1) for kind in ((1, 0) if has_kinds else (0, 1)))
+    assert len(low) == 1
+    assert low[0].startswith("class **: ")
+    assert [one.partition(" (")[0] for one in high] == [
+        "body: class **: weight 1",
+        "head: class a, region head, band high: weight 0.5",
+    ]

@@ -9,7 +9,7 @@ import pytest
 
 from cosmati.errors import CheckpointError, DivergenceError
 from cosmati.train.observers.replayed import LedgerComparison
-from cosmati.train.replay_span import SpanAgain
+from cosmati.train.replay_span import SpanAgain, _settings
 
 
 def comparison(*, done: int, keep_going: bool) -> LedgerComparison:
@@ -74,3 +74,12 @@ def test_a_disk_that_fails_is_no_difference() -> None:
     with pytest.raises(CheckpointError, match="full"):
         span_of(found, caused(CheckpointError("full"), OSError())).take(5)
     assert not found.differences
+
+
+@pytest.mark.parametrize(
+    ("threads", "settings"),
+    [("1", {"num_threads": 1}), ("1024", {"num_threads": 1024}), ("1025", {}), ("0", {}), ("many", {}), ("", {})],
+)
+def test_threads_are_those_of_then_as_far_as_that_is_a_number_of_them(threads: str, settings: dict[str, int]) -> None:
+    span: Any = SimpleNamespace(recipe={}, environment={"threads": threads})
+    assert {name: value for name, value in _settings(span).items() if name == "num_threads"} == settings
