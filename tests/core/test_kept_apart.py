@@ -1,4 +1,4 @@
-"""What is loaded lies in memory of its own: who goes on with it, or with what it was loaded from, changes nothing else."""
+"""What is loaded lies in memory of its own: who changes it, or what it was loaded from, changes nothing else."""
 
 from __future__ import annotations
 
