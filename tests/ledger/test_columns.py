@@ -132,6 +132,14 @@ def test_the_root_at_an_earlier_size_is_held_against_the_entries(tmp_path: Path,
             list(scan)
 
 
+def test_a_scan_holds_the_heads_of_one_bundle(tmp_path: Path) -> None:
+    entries = encoded(3, 600)
+    earlier = [TreeHead(size, mth([data for data, _ in entries[:size]])) for size in (100, 300, 500)]
+    scan = ColumnScan(tmp_path, write(tmp_path, entries), earlier)
+    most = max(len(scan._heads_before) for _ in scan.blocks())
+    assert 0 < most <= 256
+
+
 @pytest.mark.parametrize("name", ["0", "1", "2", "3", "-1", "00", "x", ""])
 @pytest.mark.parametrize("num_regions", [1, 3])
 def test_a_norm_of_no_cell_is_refused_whichever_way_it_is_read(tmp_path: Path, name: str, num_regions: int) -> None:

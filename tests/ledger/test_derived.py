@@ -96,6 +96,12 @@ def test_checkpoints_and_ends_are_told_with_their_entry_and_step(seed: int, tmp_
     ]
     with open_derived(path) as derived:
         assert [(one.entry, one.step, one.state_digest, one.root) for one in derived.milestones] == expected
+        latest = {step: number for number, step, _, _ in expected}
+        assert {step: derived.milestone(step=step).entry for step in latest} == latest
+        by_state = {digest: number for number, _, digest, _ in expected if digest}
+        assert {digest: derived.milestone(state_digest=digest).entry for digest in by_state} == by_state
+        with pytest.raises(LedgerError, match=r"no checkpoint with the digest 00000000\. It has some after "):
+            derived.milestone(state_digest="00000000", step=next(iter(latest), None))
         ended = [one.outcome for one in derived.milestones if one.outcome]
     assert ended == [e.outcome for e, _ in items if isinstance(e, EndEntry)]
 
