@@ -256,3 +256,13 @@ def test_a_guess_can_be_confirmed_with_the_keys_and_not_without() -> None:
     keys.forget([8])
     assert confirmed(RowKeys.from_bytes(keys.to_bytes())) == []
     assert confirmed(RowKeys(bytes(32))) == []
+
+
+def test_a_file_says_the_same_in_whatever_order_certificates_were_noted() -> None:
+    files = []
+    for order in (("b", "a"), ("a", "b")):
+        keys = RowKeys(ROOT)
+        keys.certificates = {name: ord(name) for name in order}
+        files.append(keys.to_bytes())
+    assert files[0] == files[1]
+    assert dict(RowKeys.from_bytes(files[0]).certificates) == {"a": 97, "b": 98}
