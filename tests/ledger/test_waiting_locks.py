@@ -14,8 +14,8 @@ from cosmati.ledger.derived.folder import _locked
 from cosmati.ledger.witness import Witness
 from cosmati.storage.lock import FileLock
 
-from .test_witness import KEY, witness_at
 from .ledgers import write_run
+from .test_witness import KEY, witness_at
 
 
 def waited(lock: Path, act: Callable[[], object]) -> None:
