@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cosmati.errors import CheckpointError, DivergenceError
+from cosmati.errors import CheckpointError, DivergenceError, LedgerError
+from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES
 from cosmati.train.observers.replayed import LedgerComparison
 from cosmati.train.replay_span import SpanAgain, _settings
 
@@ -83,3 +84,22 @@ def test_a_disk_that_fails_is_no_difference() -> None:
 def test_threads_are_those_of_then_as_far_as_that_is_a_number_of_them(threads: str, settings: dict[str, int]) -> None:
     span: Any = SimpleNamespace(recipe={}, environment={"threads": threads})
     assert {name: value for name, value in _settings(span).items() if name == "num_threads"} == settings
+
+
+def test_a_replay_writes_its_own_checkpoints_before_it_goes_on_and_measures_what_was_measured() -> None:
+    """Of a recipe that says nothing of either."""
+    span: Any = SimpleNamespace(recipe={}, environment={})
+    assert _settings(span) == {
+        "change": CHANGEABLE,
+        "ledger": True,
+        "progress": False,
+        "checkpoint_async": False,
+        "checkpoint_to": "",
+        **dict.fromkeys(LEARNING_CADENCES, 0),
+    }
+    span.recipe = {"cadence.details_every": "7", "budget.span": "9ba", "cadence.digests_every": "3"}
+    assert _settings(span).items() >= {"details_every": 7, "budget": "9ba", "digests_every": 3}.items()
+    for odd in ("1234567890", "-1", "x", "1.5"):
+        span.recipe = {"cadence.details_every": odd}
+        with pytest.raises(LedgerError, match="which it can't have been"):
+            _settings(span)
