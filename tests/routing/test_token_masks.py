@@ -163,6 +163,19 @@ def test_checkpointed_layers_are_masked_when_they_are_computed_anew(backward: Ca
         torch.testing.assert_close(parameter.grad, expected[name])
 
 
+def test_a_backward_for_what_is_not_reached_gives_no_gradient_as_elsewhere() -> None:
+    module, tokens, elsewhere = nn.Linear(WIDTH, OUT), torch.randn(2, 3, WIDTH), nn.Parameter(torch.ones(2))
+    masks = TokenMasks(dict.fromkeys(named(module), TokenMask.of(torch.ones(2, 3))), named(module))
+    with masks:
+        objective = module(tokens).sin().sum()
+    with masks.differentiating(objective):
+        torch.autograd.backward(objective, inputs=[elsewhere], retain_graph=True)
+        assert [one.grad for one in (elsewhere, module.weight)] == [None, None]
+        torch.autograd.backward(objective, inputs=[elsewhere, module.bias])
+    assert elsewhere.grad is module.weight.grad is None
+    assert module.bias.grad is not None
+
+
 @pytest.mark.parametrize("module", [nn.Linear(WIDTH, WIDTH), nn.Bilinear(WIDTH, WIDTH, 2)], ids=["known", "unknown"])
 def test_a_backward_within_the_backward_is_refused(module: nn.Module) -> None:
     """Its graph isn't seen, and what is unknown in it would reach parameters unmasked."""
