@@ -43,6 +43,12 @@ def _save(folder: Path, checkpoint: Checkpoint, keep: int = 9) -> Path:
     return publish_checkpoint(write_checkpoint(folder, checkpoint), keep=keep)
 
 
+def test_a_place_where_no_draft_can_be_begun_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="checkpoint of step 3 couldn't be written to .*Not a directory"):
+        write_checkpoint(tmp_path / "file", _checkpoint())
+
+
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     written = _checkpoint()
     with warnings.catch_warnings():
