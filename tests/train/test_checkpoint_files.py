@@ -45,7 +45,7 @@ def _save(folder: Path, checkpoint: Checkpoint, keep: int = 9) -> Path:
 
 def test_a_place_where_no_draft_can_be_begun_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="checkpoint of step 3 couldn't be written to .*Not a directory"):
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 3 couldn't be written to .*Not a directory"):
         write_checkpoint(tmp_path / "file", _checkpoint())
 
 
