@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
 from cosmati.core.isolated import Isolated
+from cosmati.errors import PlanError
+from cosmati.routing.gradient_routing import GradientMask, _of_cuts
 from cosmati.routing.regions import partition_parameters
 from cosmati.routing.selectors import BlockRange, RegionSelector
 from cosmati.train.identity import describe_model
@@ -66,3 +72,14 @@ def test_isolated_modules_under_two_names_own_what_they_hold() -> None:
     model.layer.own = Own("a")
     model.second = model.layer.own
     assert _owners(model) == {"layer.own.weight": {"a"}}
+
+
+@pytest.mark.parametrize("name", ["layers.1", "again.1", "last"])
+def test_what_is_cut_is_named_by_either_name(name: str) -> None:
+    model = Shared()
+    passing: Any = SimpleNamespace(model=model, class_names=("a", "b"), class_ids=torch.tensor([0, 1, 1]))
+    (mask,) = _of_cuts((GradientMask(classes="b", module=name, weight=0.25),), passing)
+    assert mask.module is dict(model.named_modules(remove_duplicate=False))[name]
+    assert mask.factor.tolist() == [1.0, 0.25, 0.25]
+    with pytest.raises(PlanError, match="there is no module 'gone'"):
+        list(_of_cuts((GradientMask(classes="b", module="gone"),), passing))
