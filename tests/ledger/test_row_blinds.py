@@ -158,9 +158,9 @@ def test_only_what_entry_0_commits_to_opens_rows(tmp_path: Path) -> None:
     for of, data in ((SALTED, KEYS.to_bytes()), (KEYED, RowKeys(bytes(32)).to_bytes())):
         with pytest.raises(LedgerError, match="These row keys aren't of the tree"):
             secrets_in(of, data)
-    with pytest.raises(LedgerError, match="rows.salt can't be read"):
+    with pytest.raises(LedgerError, match=r"rows\.salt can't be read"):
         secrets_of_run(SALTED, tmp_path)
-    with pytest.raises(LedgerError, match="rows.keys can't be read"):
+    with pytest.raises(LedgerError, match=r"rows\.keys can't be read"):
         secrets_of_run(KEYED, tmp_path)
     (tmp_path / SALT_FILE).write_bytes(SALT)
     assert secret_commitments(tmp_path) == {"rows_salt": salt_commitment(SALT)}
