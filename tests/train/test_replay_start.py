@@ -37,9 +37,7 @@ def run_of(folder: Path, *, signed: tuple[int, ...] = STEPS, superseded: tuple[i
     return SimpleNamespace(checkpoints=standing, signed_states={(step, digests[step]) for step in superseded})
 
 
-@pytest.mark.parametrize(
-    ("wanted", "begins"), [(9, 6), (6, 6), (5, 4), (4, 4), (3, 2), (2, 2), (1, 0), (0, 0)]
-)
+@pytest.mark.parametrize(("wanted", "begins"), [(9, 6), (6, 6), (5, 4), (4, 4), (3, 2), (2, 2), (1, 0), (0, 0)])
 def test_the_nearest_one_at_or_before_a_step_is_taken(folder: Path, wanted: int, begins: int) -> None:
     found = nearest_checkpoint(run_of(folder), wanted, folder)
     assert found == (From(step=begins, path=at(folder, begins)) if begins else From())

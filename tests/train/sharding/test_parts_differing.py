@@ -31,9 +31,7 @@ class Ranks:
 
     def told_by_all(self, own: dict[str, str]) -> list[dict[str, Any]]:
         if own.keys() == {"root"}:
-            return [
-                {"root": hashlib.sha256(repr(sorted(one.items())).encode()).hexdigest()} for one in self._everyone
-            ]
+            return [{"root": hashlib.sha256(repr(sorted(one.items())).encode()).hexdigest()} for one in self._everyone]
         return self._everyone
 
 
@@ -133,7 +131,10 @@ def test_what_a_model_of_styles_fails_at_is_told_with_the_mend() -> None:
     a: Any = SimpleNamespace(ranks=SimpleNamespace(degree=2), model=torch.nn.Linear(1, 1))
     styles: Any = SimpleNamespace(alone=None, shards=None)
     own: Any = SimpleNamespace(alone="alone", shards=None)
-    for error, said in ((ValueError("no view"), r"fails: no view\. A colwise"), (IndexError("dot."), r"fails: dot\. A col")):
+    for error, said in (
+        (ValueError("no view"), r"fails: no view\. A colwise"),
+        (IndexError("dot."), r"fails: dot\. A col"),
+    ):
         with pytest.raises(PlanError, match=said):
             _together(a, styles, look(error), BATCH)
         with pytest.raises(type(error)):
@@ -145,7 +146,7 @@ def test_what_a_model_of_styles_fails_at_is_told_with_the_mend() -> None:
 
 def test_an_error_of_a_collective_is_known_by_where_it_was_raised() -> None:
     space: dict[str, Any] = {"__name__": "torch.distributed.somewhere"}
-    exec("def fails(): raise RuntimeError('peer')", space)  # noqa: S102
+    exec("def fails(): raise RuntimeError('peer')", space)
     for error, is_one in ((space["fails"], True), (lambda: torch.ones(2).view(3), False)):
         with pytest.raises(RuntimeError) as caught:
             error()
