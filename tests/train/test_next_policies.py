@@ -1,4 +1,4 @@
-"""Which version of a policy is handed on to a run that follows it: the very next one, once, and why it can't be read."""
+"""Which version of a policy a run that follows it is handed: the very next one, once, and why it can't be read."""
 
 from __future__ import annotations
 
