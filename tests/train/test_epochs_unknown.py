@@ -53,9 +53,7 @@ def budget(span: str, ratio: float = 1.0) -> Budget:
         (MultiStep(milestones=("0.96dur",), factor=0.1), "2.5ep", True),
     ],
 )
-def test_a_schedule_that_steps_between_epochs_does_not_move_within_one(
-    schedule: Any, span: str, moves: bool
-) -> None:
+def test_a_schedule_that_steps_between_epochs_does_not_move_within_one(schedule: Any, span: str, moves: bool) -> None:
     assert _moves(schedule, budget(span)) is moves
 
 
