@@ -52,7 +52,7 @@ def test_what_lies_apart_may_be_sharded(tensors: dict[str, torch.Tensor], shardi
     ],
 )
 def test_parameters_that_share_memory_are_refused(tensors: dict[str, torch.Tensor], sharding: str) -> None:
-    with pytest.raises(PlanError, match="(a and b|b and a) share memory, and are two parameters"):
+    with pytest.raises(PlanError, match=r"(a and b|b and a) share memory, and are two parameters"):
         _refuse_overlaps(model(**tensors), sharding)
 
 
