@@ -172,6 +172,8 @@ def test_each_line_of_the_file_is_run_by_two_tests_before_any_others() -> None:
     chosen = choose(mutant(), [*makers, *readers], work=10, few=0)
     assert chosen == [*makers[:3], readers[0], readers[2]]
     assert choose(mutant(), [*makers, mapped("tests/core/b.py::g", 3, 12)], work=3, few=0) == makers[:3]
+    house = mapped("tests/test_house.py::everything", 8)
+    assert choose(mutant(at_import=True), [*readers, *makers, house], work=10, few=0) == [house, *makers[:2]]
 
 
 def test_few_tests_all_run_whatever_they_take() -> None:

@@ -48,7 +48,6 @@ def budget(span: str, ratio: float = 1.0) -> Budget:
         (Linear(), "0.5ep", True),
         (MultiStep(milestones=("0.25dur", "0.5dur"), factor=0.1), "4ep", False),
         (MultiStep(milestones=("0.3dur",), factor=0.1), "4ep", True),
-        (MultiStep(milestones=("0.999dur",), factor=0.1), "4ep", False),
         (MultiStep(milestones=("0.95dur",), factor=0.1), "4ep", True),
         (MultiStep(milestones=("0.96dur",), factor=0.1), "2.5ep", True),
     ],

@@ -71,8 +71,8 @@ def test_why_one_cannot_be_read_is_told_once_and_it_is_looked_at_again(monkeypat
 
 def test_only_a_version_of_this_policy_is_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
     source = World(monkeypatch).source
-    for is_of, expected in ((False, "before"), (True, "now")):
+    for is_of in (False, True):
         source.vouched = "before"
         given: Any = SimpleNamespace(is_of=lambda place, told=is_of: told and place is source.place)
         source.go_by(given)
-        assert source.vouched == ("before" if expected == "before" else given)
+        assert source.vouched == (given if is_of else "before")

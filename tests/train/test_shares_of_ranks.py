@@ -57,16 +57,9 @@ def spans_of(rank: int, world: int) -> dict[str, HeldSpan]:
     return found
 
 
-def among_threads(ranks: Ranks, group: Threads) -> Ranks:
-    ranks.agree = lambda flag: any(group._exchange(flag))  # type: ignore[method-assign]
-    ranks.told_by_all = lambda own: group._exchange(dict(own))  # type: ignore[method-assign]
-    ranks.gather_by_rank = lambda row: torch.cat(group._exchange(row))  # type: ignore[method-assign]
-    return ranks
-
-
 def test_each_element_is_written_once_and_roots_are_those_of_whole_tensors(threads: Threads) -> None:
     def work(ranks: Ranks) -> Any:
-        own = Shares(among_threads(ranks, threads))
+        own = Shares(ranks)
         spans = spans_of(ranks.rank, ranks.world)
         plan = own.plan(spans)
         assert own.plan(dict(spans)) is plan, "nothing has changed"
@@ -97,7 +90,7 @@ def test_each_element_is_written_once_and_roots_are_those_of_whole_tensors(threa
 
 def test_a_plan_is_made_anew_for_all_where_one_rank_holds_something_else(threads: Threads) -> None:
     def work(ranks: Ranks) -> Any:
-        own = Shares(among_threads(ranks, threads))
+        own = Shares(ranks)
         spans = spans_of(ranks.rank, ranks.world)
         first = own.plan(spans)
         if ranks.rank == 0:

@@ -65,12 +65,14 @@ def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK, few: int =
     if not found:
         found = [test for test in passed if test.name.startswith((room, "tests/golden/"))]
     first: tuple[str, ...] = (room,)
+    house: list[Test] = []
     if mutant.at_import:
         first = ("tests/test_", room)
-        found += [test for test in passed if test.name.startswith(first[0]) and test not in found]
+        house = [test for test in passed if test.name.startswith(first[0])]
+        found += [test for test in house if test not in found]
     work = work if len(found) > few else math.inf
     chosen: dict[str, Test] = {}
-    for test in (*_of_all_lines(found, mutant), *_spread(found, first)):
+    for test in (*_spread(house, first), *_of_all_lines(found, mutant), *_spread(found, first)):
         if test.name not in chosen and (test.work <= work or not chosen):
             chosen[test.name] = test
             work -= test.work

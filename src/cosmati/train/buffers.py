@@ -138,10 +138,11 @@ class BatchNormStatistics:
     def clear(self) -> dict[str, int]:
         """Put the running statistics back for a forward pass that reads them; return a mark for `read`.
 
-        Frozen layers read them in each microbatch, and so does a pass in eval mode before the loss's own.
+        Frozen layers read them in each microbatch, and so does a pass in eval mode before the loss's own. A model may
+        read the counter, and how many of a step's microbatches came before is another number on each rank.
         """
         for layer, _, values in self._kept:
-            for name, value in zip(STATISTICS[:2], values, strict=False):
+            for name, value in zip(STATISTICS, values, strict=True):
                 _statistic(layer, name).copy_(value)
         # The native kernel writes statistics without marking them; the counter is marked.
         return {name: _statistic(layer, "num_batches_tracked")._version for name, layer in self.layers.items()}  # noqa: SLF001

@@ -71,13 +71,9 @@ def test_norms_are_those_of_whole_tensors_on_every_rank(threads: Threads) -> Non
 
     def work(ranks: Ranks) -> Any:
         cut = cut_for(ranks)
-        ranks.gather_by_rank = threads_gather(ranks)  # type: ignore[method-assign]
         pieces = {name: cut.piece(name, tensor) for name, tensor in truth.items()}
         assert cut.norms({}) == []
         return [float(one) for one in cut.norms(pieces)]
-
-    def threads_gather(_ranks: Ranks) -> Any:
-        return lambda row: torch.cat(threads._exchange(row))
 
     expected = [float(torch.linalg.vector_norm(tensor)) for tensor in truth.values()]
     for found in threads.run(work):
