@@ -81,11 +81,15 @@ def test_no_other_proof_or_tree_holds(one: int, other: int, data: st.DataObject)
         assert not is_consistent(head(new), head(old), proof)
 
 
-@pytest.mark.parametrize("size", [256, 512, 1024, 256 * 256, 256 * 256 + 512])
+@pytest.mark.parametrize("size", [256, 512, 1024, 128 * 256, 256 * 256, 256 * 256 + 512])
 def test_the_edge_of_a_tree_is_read_from_tiles(tmp_path: Path, size: int) -> None:
     write_tiles(tmp_path, size)
     edge = Frontier.of_tiles(tmp_path, size)
     assert (edge.size, edge.root()) == (size, tree_hash(leaves(size)))
+    appended = Frontier()
+    for leaf in leaves(size):
+        appended.append(leaf_hash(leaf))
+    assert edge.levels == appended.levels
     top = (size.bit_length() - 1) // 8
     path = tmp_path / tile_path(top, *divmod(size >> 8 * top, 256))
     held = path.read_bytes()

@@ -110,3 +110,11 @@ def test_a_commitment_that_nobody_can_make_is_compared_with_nothing() -> None:
     assert compare_step(ScannedEntry(2, b"", step, told), step, tables(), unknown, details) == ([], set())
     found, _ = compare_step(ScannedEntry(2, b"", unknown, told), unknown, tables(), step, details)
     assert len(found) == len(step.microbatches)
+
+
+def test_boxes_of_a_step_whose_tables_seal_nothing_differ() -> None:
+    """A replay writes in the clear what the ledger has put into boxes: it's said, not left out."""
+    assert compared(logged={"sealed": {"pii": {"loss": "AAAA"}}}) == (
+        [f"step 1, sealed 0 {at}: nothing, and the ledger says {said!r}" for at, said in enumerate(["pii", "loss"])],
+        {"loss of pii, which is sealed"},
+    )

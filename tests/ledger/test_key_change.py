@@ -21,6 +21,7 @@ from cosmati.ledger.rotation import rotation_entry
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.witness import Witness, create_witness
 from cosmati.ledger.writer import LedgerWriter
+from cosmati.ledger.writer_lock import WriterLock
 from cosmati.records.ledger import Entry, KeyEntry
 
 from .ledgers import ORIGIN, append_steps, end_entry, write_run
@@ -120,6 +121,22 @@ def test_a_change_that_was_broken_off_is_finished(run: Path, place: str, monkeyp
     assert (old, new) == (first, present(run).verifier)
     go_on(run, range(5, 6))
     assert verify_ledger(run / "ledger", vkey=first.text).keys == (first, new)
+
+
+@pytest.mark.parametrize("place", ["Scan", "Wal", "publish"])
+def test_a_change_that_fails_gives_the_lock_back_at_once(
+    run: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who catches the error holds its traceback, and what the frames held: the lock mustn't be among that."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(place)
+
+    monkeypatch.setattr(key_change, place, fail)
+    with pytest.raises(OSError, match=place) as caught:
+        rotate(run)
+    WriterLock(run / "ledger").release()
+    assert caught.value.__traceback__ is not None
 
 
 FIRST, SECOND = SigningKey.generate(ORIGIN), SigningKey.generate(ORIGIN)

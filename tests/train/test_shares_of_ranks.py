@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from cosmati.core import state as core_state
 from cosmati.core.state import tensor_root
 from cosmati.train.layout import shares
-from cosmati.train.layout.shares import Shares, name_of, num_hashes, root_over
+from cosmati.train.layout.shares import Held, Shares, name_of, num_hashes, root_over, share_out
 from cosmati.train.layout.span import HeldSpan
 from cosmati.train.ranks import Ranks
 from tests.train.test_rank_sum import Threads, threads
@@ -109,3 +112,40 @@ def test_the_root_over_tensors_goes_by_their_own_names() -> None:
     ordered = core_state.merkle_root([roots[key] for key in ("model/a", "state/b", "model/c")])
     assert root_over(roots, roots) == root_over(roots, reversed(list(roots))) == ordered
     assert root_over(roots, ["model/c", "model/a"]) == core_state.merkle_root([b"3" * 32, b"2" * 32])
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 70), min_size=2, max_size=5), max_size=5),
+    st.integers(0, 3),
+)
+def test_a_chunk_is_written_by_a_rank_that_holds_some_of_it(pieces: list[list[int]], num_whole: int) -> None:
+    """Each tensor is cut into pieces of any lengths, one for each rank in turn; or all ranks hold all of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares, "CHUNK_BYTES", CHUNK)
+        holders: dict[str, tuple[torch.dtype, tuple[int, ...], list[Held]]] = {}
+        for number, lengths in enumerate(pieces):
+            edges = [0, *itertools.accumulate(lengths)]
+            held = [Held(rank, *edge) for rank, edge in enumerate(itertools.pairwise(edges)) if edge[0] < edge[1]]
+            holders[f"cut {number}"] = torch.float32, (edges[-1],), held or [Held(1, 0, 0)]
+        for number in range(num_whole):
+            holders[f"whole {number}"] = torch.float64, (50,), [Held(rank, 0, 50) for rank in range(5)]
+        plan = share_out(holders, 5)
+    loads = Counter(dict.fromkeys(range(5), 0))
+    for key, (dtype, shape, held) in holders.items():
+        length, runs = CHUNK // dtype.itemsize, plan[key].runs
+        for run in runs:
+            own = [one for one in held if one.rank == run.writer]
+            assert own, "whoever writes has some of the tensor"
+            for start in range(run.start, run.stop, length):
+                assert any(one.start < min(start + length, run.stop) and start < one.stop for one in own)
+            loads[run.writer] += (run.stop - run.start) * dtype.itemsize
+        assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
+        assert runs[-1].stop == math.prod(shape)
+        assert all(one.writer != other.writer for one, other in itertools.pairwise(runs)), "runs are as long as can be"
+        wanted = {(run.writer, index) for run in runs for index in range(run.start, run.stop)}
+        has = {(one.rank, index) for one in held for index in range(one.start, one.stop)}
+        sent = [(move, index) for move in plan[key].moves for index in range(move.start, move.stop)]
+        assert Counter((move.writer, index) for move, index in sent) == Counter(wanted - has)
+        assert all((move.source, index) in has for move, index in sent)
+    alone = max((loads[rank] for rank in range(5)), default=0)
+    assert alone <= sum(loads.values()) / 5 + (0 if not pieces else sum(map(sum, pieces)) * 4) + CHUNK
