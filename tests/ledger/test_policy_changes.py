@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
+from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce, _others
 from cosmati.ledger.tables import Tables
 from cosmati.records.grace import REASONS, more_grace
 from cosmati.records.ledger import NO_DETAILS, RunEntry
@@ -133,6 +133,44 @@ def test_another_grace_is_told_though_no_weight_changes() -> None:
     (problem,) = history.seen[-1].problems("run")
     assert "grace for revocation: stop -> reject" in problem
     assert "hasn't signed that" in problem
+
+
+def saying(phases: tuple[tuple[int, int], ...], **text: Any) -> Tables:
+    """Return tables whose policy's own text says so, and has no more than these phases."""
+    tables = tables_of(compiled(policy_of(RULES)))
+    return dataclasses.replace(tables, phases=phases, details={**tables.details, "policy_text": text})
+
+
+@pytest.mark.parametrize("phases", [((0, 2), (2, 10)), ((2, 10), (0, 2)), ((0, 10),)])
+@pytest.mark.parametrize(("part", "steps"), [("0.6dur", 6), ("0.55dur", 5), ("0.5dur", 5), ("0.4dur", 4)])
+def test_a_part_of_the_run_is_of_all_its_phases(phases: tuple[tuple[int, int], ...], part: str, steps: int) -> None:
+    old, new = (saying(phases, grace={"expiry": {"finish": span}}) for span in ("5ba", part))
+    longer = [f"grace for expiry: {{'finish': '5ba'}} -> {{'finish': '{part}'}}"]
+    assert _others(old, new) == (longer if steps > 5 else [])
+    assert _others(saying(((0, 99),)), saying(phases)) == []
+
+
+def test_without_phases_a_part_of_the_run_is_no_step() -> None:
+    old, new = saying(()), saying((), grace={"expiry": {"finish": "1dur"}, "licence": {"finish": "1ba"}})
+    assert _others(old, new) == ["grace for licence: stop -> {'finish': '1ba'}"]
+
+
+def test_all_that_no_weight_tells_is_told_in_its_order() -> None:
+    span = ((0, 10),)
+    old = saying(span, starvation="stop", bands=[1], measures={"m": 1}, grace={"expiry": "stop"})
+    new = saying(span, starvation="go on", bands=[2], measures={"m": 2}, grace={"expiry": "reject"})
+    assert _others(old, new) == [
+        "starvation: stop -> starvation: go on",
+        "bands: [1] -> [2]",
+        "measures: {'m': 1} -> {'m': 2}",
+        "grace for expiry: stop -> reject",
+    ]
+    assert _others(new, new) == []
+    # What bands there are is compared by their weights.
+    assert _others(saying(span, bands=[1]), saying(span, measures={"m": 1})) == []
+    silent = dataclasses.replace(new, details={"policy_text": "a text"})
+    assert _others(silent, silent) == []
+    assert _others(silent, new)[0] == "starvation: None -> starvation: go on"
 
 
 @pytest.mark.parametrize("grace", [{"expiry": {"finish": "soon"}}, "for ever", ["reject"]])

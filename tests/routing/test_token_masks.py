@@ -304,3 +304,24 @@ def test_nothing_else_reads_what_some_tokens_read_as_zeros(read: Any) -> None:
         assert (weight.shape, weight.dtype) == ((OUT, WIDTH), torch.float32)
         with pytest.raises(UntappedError, match=r"w \("):
             read(weight)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": False}, {"keep": True}], ids=str)
+def test_what_is_tapped_is_kept_where_that_was_asked_for(options: dict[str, bool]) -> None:
+    """In the order of the forward pass, with what was read, apart from its graph, and what was given."""
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), Transposed(nn.Conv1d(WIDTH, OUT, 1, bias=False)))
+    tokens = torch.randn(2, 3, WIDTH, requires_grad=True)
+    masks = TokenMasks(dict.fromkeys(named(module), TokenMask.of(torch.eye(2, 3))), named(module), **options)
+    assert masks.tapped == []
+    with masks:
+        between = module[0](tokens)
+        output = module[1](between)
+    if not options.get("keep"):
+        assert masks.tapped == []
+        return
+    assert [(tap.name, tap.axis) for tap in masks.tapped] == [("0.weight", 1), ("0.bias", 1), ("1.inner.weight", 2)]
+    assert all(torch.equal(tap.tokens, tokens) for tap in masks.tapped[:2])
+    assert torch.equal(masks.tapped[2].tokens, between.mT)
+    assert not any(tap.tokens.requires_grad for tap in masks.tapped)
+    assert masks.tapped[1].output is between
+    assert torch.equal(masks.tapped[2].output.mT, output)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.train.observers.monitors.losses import LossHealth
@@ -96,3 +97,28 @@ def test_what_it_cannot_be_told_is_refused(given: dict[str, Any]) -> None:
     LossHealth(window=20, deviations=0.1)
     with pytest.raises(ValueError, match="at least 20 losses, and more than 0"):
         LossHealth(**given)
+
+
+@pytest.mark.parametrize("devices", [(), ("cpu",), ("cpu", "cpu"), ("meta",), ("cpu", "meta"), ("meta", "cpu")])
+def test_a_loss_is_copied_where_a_part_of_the_model_is_on_an_accelerator(devices: tuple[str, ...]) -> None:
+    """A compiled graph may write the next loss there into the same memory."""
+    model = nn.ModuleList(nn.Linear(1, 1, device=device) for device in devices)
+    watch, one, other = LossHealth(), outcome(1.0), outcome(2.0)
+    watch.open(SimpleNamespace(model=model))  # type: ignore[arg-type]
+    watch.note(one)
+    one.loss.fill_(5.0)
+    expected = 1.0 if "meta" in devices else 5.0
+    assert watch.measure(one)["losses"].tolist() == [expected]  # type: ignore[union-attr]
+    # It goes by the run that it watches now.
+    watch.open(SimpleNamespace(model=nn.Linear(1, 1)))  # type: ignore[arg-type]
+    watch.note(other)
+    other.loss.fill_(7.0)
+    assert watch.measure(one)["losses"].tolist() == [expected, 7.0]  # type: ignore[union-attr]
+
+
+def test_before_a_run_is_open_a_loss_is_kept_as_it_is_and_nothing_is_measured_of_none() -> None:
+    watch, one = LossHealth(), outcome(1.0)
+    assert watch.measure(one) == {}
+    watch.note(one)
+    one.loss.fill_(2.0)
+    assert watch.measure(one)["losses"].tolist() == [2.0]  # type: ignore[union-attr]

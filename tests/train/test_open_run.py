@@ -29,6 +29,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run import session
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, publish_checkpoint, write_checkpoint
+from cosmati.train.run.copy_place import CopyPlace
 from cosmati.train.run.folder import RunFolder, _locked
 from cosmati.train.run.result import RunResult
 from cosmati.train.run.session import OpenRun
@@ -281,6 +282,39 @@ def test_a_checkpoint_is_published_after_observers_know_of_it(tmp_path: Path) ->
     assert made == [1, 2, 3], "one that is there isn't made again"
     assert published == [[], [names[1]], [names[2], names[1]]]
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [names[3], names[2]]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("given", [{}, {"copied": False}, {"copied": True}], ids=str)
+def test_settling_publishes_and_asks_of_copies_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], *, is_async: bool
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("the network is down")
+
+    folder = tmp_path / "run"
+    run = _open_run(run_folder=folder, checkpoint_to=str(tmp_path / "copies"), checkpoint_async=is_async)
+    with run.opening():
+        run.start(Clock())
+    monkeypatch.setattr(CopyPlace, "put", fails)
+    run.save(Clock(step=1), lambda: _checkpoint(1))
+    if given.get("copied"):
+        with pytest.raises(CheckpointError, match=r"step-00000001 couldn't be copied to .*the network is down"):
+            run.settle(**given)
+        run.settle(**given)  # It has been told.
+        run.close(RESULT, FACTS.plan)
+    else:
+        run.settle(**given)
+        with pytest.warns(UserWarning, match="the network is down"):
+            run.close(RESULT, FACTS.plan)
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-00000001"]
+
+
+def test_what_has_no_folder_has_nothing_to_settle() -> None:
+    run = _open_run()
+    run.settle()
+    run.settle(copied=True)
+    assert "_saver" not in vars(run)
 
 
 # ------------------------------------------------------------------------------------------------------------ the end

@@ -114,6 +114,31 @@ def test_an_accelerator_is_waited_for_where_a_phase_ends(monkeypatch: pytest.Mon
     assert waited == [2, 5, 8]
 
 
+@pytest.mark.parametrize(
+    ("devices", "is_waited_for"),
+    [
+        ((), False),
+        (("cpu",), False),
+        (("meta", "cpu"), False),
+        (("cuda",), True),
+        (("cpu", "cuda"), True),
+        (("cuda", "cpu"), True),
+    ],
+)
+def test_a_part_of_the_model_on_cuda_is_enough_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], *, is_waited_for: bool
+) -> None:
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    parameters = [SimpleNamespace(device=torch.device(device)) for device in devices]
+    run = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter(parameters)))
+    watch = _Profiling(1, 1)
+    watch.on_open(run)  # type: ignore[arg-type]
+    watch._wait()
+    assert waited == [True] * is_waited_for
+    assert watch._run is run
+
+
 def test_a_run_that_is_too_short_is_an_error_with_a_mend(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"ended after 4 steps, and a profile takes 25: .*config\.budget=100ba"):
         profiled(trainer_of(budget="4ba"), tmp_path)
