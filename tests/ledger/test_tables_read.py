@@ -122,7 +122,7 @@ def test_an_amendment_says_what_was_changed(wrong: object) -> None:
     *_, (_, found) = in_force([*items, ScannedEntry(1, b"", amend, encode_details(details | {"changes": good}))])
     assert found.changes == (("seed", "7", "8"), ("plan", "a", "b"))
     assert found.index == 1
-    with pytest.raises(TamperError, match="Entry 1 breaks .* name, was, now"):
+    with pytest.raises(TamperError, match=r"Entry 1 breaks .* name, was, now"):
         list(in_force([*items, ScannedEntry(1, b"", amend, encode_details(details | {"changes": wrong}))]))
 
 

@@ -8,6 +8,7 @@ through a denied region.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -164,23 +165,22 @@ def _of_cuts(cuts: tuple[GradientMask, ...], passing: Passing) -> Iterator[_Mask
 
 
 def _of_policy(passing: Passing) -> Iterator[_Mask]:
-    """Yield a mask for each outermost module that some class's rows or tokens may not teach."""
+    """Yield a mask for each outermost module that some rows or tokens may not teach, and may teach another."""
+    is_denied = torch.stack([weights == 0 for weights in passing.weights.values()], -1)
+    teaches = (passing.class_ids >= 0) & ~is_denied.all(-1)  # Not padding, or what isn't predicted.
     modules: dict[str, nn.Module] = {}
-    classes: dict[str, list[int]] = {}
-    for class_id in passing.class_ids.unique().tolist():
-        is_its = passing.class_ids == class_id
-        denied = frozenset(name for name, weights in passing.weights.items() if not bool(weights[is_its].any()))
-        if class_id < 0 or len(denied) == len(passing.weights):  # Padding, and what isn't predicted.
-            continue
+    is_cut: dict[str, Tensor] = {}
+    for pattern in is_denied[teaches].unique(dim=0):  # Of one class too, grades may be denied unlike regions.
+        denied = frozenset(itertools.compress(passing.weights, pattern.tolist()))
         key = "outermost", denied
         if key not in passing.memory:
             passing.memory[key] = list(outermost(passing.model, passing.named(denied)))
+        is_its = teaches & (is_denied == pattern).all(-1)
         for path, module in passing.memory[key]:
             modules[path] = module
-            classes.setdefault(path, []).append(class_id)
+            is_cut[path] = is_cut.get(path, torch.zeros_like(is_its)) | is_its
     for path, module in modules.items():
-        is_denied = torch.isin(passing.class_ids, torch.tensor(classes[path]))
-        yield _Mask(path, module, 1.0 - is_denied.float())
+        yield _Mask(path, module, 1.0 - is_cut[path].float())
 
 
 def outermost(model: nn.Module, parameters: dict[str, Tensor]) -> Iterator[tuple[str, nn.Module]]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from cosmati.core.labels import IGNORED
 from cosmati.core.plan import Promise
+from cosmati.data.graded import SourceKind
+from cosmati.data.in_memory import InMemory
+from cosmati.data.packed import PackedSource, pack_tensors
 from cosmati.models.gpt import GPT
 from cosmati.routing.gradient_routing import GradientMask, GradientRouting
+from cosmati.routing.policy_file import load_policy
 from cosmati.routing.selective_masking import SelectiveGradientMasking
 from tests.train.packs.samples import (
-    CLASSES,
     documents,
     exact,
     first_step,
@@ -43,25 +47,29 @@ def region_of(name: str) -> str:
     return "mlp" if name.startswith("blocks.0.feed_forward.") else "block" if name.startswith("blocks.1.") else "rest"
 
 
-def by_document(network: GPT, microbatches: Any) -> dict[str, Tensor]:
-    """Each class by itself: its documents alone, in a model whose modules detach what they give."""
+def by_document(
+    network: GPT,
+    microbatches: Any,
+    weights: Sequence[Mapping[str, float]] = tuple(WEIGHTS.values()),
+    cut: Sequence[Sequence[str]] = tuple(CUT.values()),
+) -> dict[str, Tensor]:
+    """Each kind of documents by itself, in a model whose modules detach what they give."""
     total: dict[str, Tensor] = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
     teachers = dict.fromkeys(total, 0.0)
-    for class_id, class_name in enumerate(CLASSES):
+    for class_id, paths in enumerate(cut):
         handles = [
-            network.get_submodule(path).register_forward_hook(lambda _, __, given: given.detach())
-            for path in CUT[class_name]
+            network.get_submodule(path).register_forward_hook(lambda _, __, given: given.detach()) for path in paths
         ]
 
         def weight_of(own: int, name: str, class_id: int = class_id) -> float:
-            return WEIGHTS[CLASSES[own]][region_of(name)] * (own == class_id)
+            return weights[own][region_of(name)] * (own == class_id)
 
         means = oracle(network, microbatches, weight_of)
         for handle in handles:
             handle.remove()
         labels = sum(int(((b.target != IGNORED) & (b.lineage.token_class_ids == class_id)).sum()) for b in microbatches)
         for name, mean in means.items():
-            if WEIGHTS[class_name][region_of(name)]:
+            if weights[class_id][region_of(name)]:
                 total[name] += mean * labels
                 teachers[name] += labels
     return {name: value / max(1.0, teachers[name]) for name, value in total.items()}
@@ -84,6 +92,40 @@ def test_each_documents_tokens_are_cut_where_its_class_is_denied() -> None:
     assert run.plan.holds(Promise.NO_DIRECT_WRITE)
     _, _, plain = step([], data)
     assert not torch.allclose(plain.embedding.weight, network.embedding.weight, rtol=1e-9)
+
+
+GRADES = {"high": ({"mlp": 1.0, "block": 1.0}, ()), "low": ({"mlp": 0.0, "block": 1.0}, ("blocks.0.feed_forward",)),
+          "none": ({"mlp": 0.0, "block": 0.0}, ("blocks.0.feed_forward", "blocks.1"))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "grades",
+    [["high", "low"], ["low", "high"], ["none", "high", "low"]],
+    ids=" ".join,
+)
+def test_a_grade_is_cut_by_its_own_denials_whatever_else_of_its_class_is_there(grades: list[str]) -> None:
+    found = documents(24)
+    for one in found:
+        one.spans[:, 1] = torch.arange(len(one.spans)).remainder(len(grades)).numpy()
+    kinds = [SourceKind(0, (("trust", grade),)) for grade in grades]
+    data = PackedSource(InMemory(pack_tensors(found), 4, tail="pad"), ["open"] * len(kinds), kinds)
+    lowered = "".join(
+        f"  - {{class: open, measure: trust, grade: {grade}, region: {region}, factor: 0}}\n"
+        for grade, region in (("low", "mlp"), ("none", "mlp"), ("none", "block"))
+    )
+    text = load_policy(
+        "version: 1\ntaxonomy: t\nregions:\n"
+        + "".join(f"  {name}: {{params: {globs}}}\n" for name, globs in REGIONS.items())
+        + "measures: {trust: {grades: [none, low, high]}}\nrules:\n  - {class: '**', weight: 1}\n"
+        + f"attenuate:\n{lowered}"
+    )
+    network = model().double()
+    before = values(network)
+    trainer(network, data, text, methods=[GradientRouting()], loss=exact).fit()
+    weights, cut = zip(*(GRADES[grade] for grade in grades), strict=True)
+    expected = by_document(model().double(), first_step(data), [{**one, "rest": 1.0} for one in weights], cut)
+    for name, p in network.named_parameters():
+        torch.testing.assert_close(before[name] - p.detach(), expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_cuts_of_some_units_by_token() -> None:
