@@ -285,9 +285,8 @@ def test_a_checkpoint_is_published_after_observers_know_of_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-@pytest.mark.parametrize("given", [{}, {"copied": False}, {"copied": True}], ids=str)
-def test_settling_publishes_and_asks_of_copies_where_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], *, is_async: bool
+def test_settling_publishes_and_waits_for_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError("the network is down")
@@ -298,22 +297,16 @@ def test_settling_publishes_and_asks_of_copies_where_that_is_wanted(
         run.start(Clock())
     monkeypatch.setattr(CopyPlace, "put", fails)
     run.save(Clock(step=1), lambda: _checkpoint(1))
-    if given.get("copied"):
-        with pytest.raises(CheckpointError, match=r"step-00000001 couldn't be copied to .*the network is down"):
-            run.settle(**given)
-        run.settle(**given)  # It has been told.
-        run.close(RESULT, FACTS.plan)
-    else:
-        run.settle(**given)
-        with pytest.warns(UserWarning, match="the network is down"):
-            run.close(RESULT, FACTS.plan)
+    with pytest.raises(CheckpointError, match=r"step-00000001 couldn't be copied to .*the network is down"):
+        run.settle()
+    run.settle()  # It has been told.
+    run.close(RESULT, FACTS.plan)
     assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-00000001"]
 
 
 def test_what_has_no_folder_has_nothing_to_settle() -> None:
     run = _open_run()
     run.settle()
-    run.settle(copied=True)
     assert "_saver" not in vars(run)
 
 

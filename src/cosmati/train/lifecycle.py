@@ -369,7 +369,7 @@ class Lifecycle(KnownNames):
                 self.look_around()
                 self.save()
             if kind is None and self._run is not None:
-                self._run.settle(copied=True)
+                self._run.settle()
 
     def _close_run(
         self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None

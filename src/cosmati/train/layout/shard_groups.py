@@ -199,6 +199,5 @@ def tune(group: ShardGroup, gather: GroupGather, reduce: TreeReduceScatter) -> N
     module = group.module
     assert isinstance(module, FSDPModule), "wrapped"
     module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)
     module.set_custom_all_gather(gather)  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]

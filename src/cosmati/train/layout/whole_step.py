@@ -57,6 +57,10 @@ class WholeStep:
         attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
         looks = measure or sketch is not None
         watched = learns if looks else attenuated | (learns - layout.looked)
+        # Another sub-step's loss may have frozen what this one's will thaw; hooks stay.
+        frozen = [tensor for tensor in (layout.tensors[index] for index in learns) if not tensor.requires_grad]
+        for tensor in frozen:
+            tensor.requires_grad_()
         self._handles: list[RemovableHandle] = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
         ]
@@ -68,6 +72,8 @@ class WholeStep:
                 layout.tensors[index].register_post_accumulate_grad_hook(self._end_of(self._sum, index))
                 for index in learns - layout.narrow
             ]
+        for tensor in frozen:
+            tensor.requires_grad_(requires_grad=False)
 
     def slot(self, microbatch: int) -> WholeSlot:
         """Return the slot of this rank's next microbatch."""

@@ -304,17 +304,16 @@ class OpenRun:
         if not clock.step:
             self._saver.settle()  # The first one is read back.
 
-    def settle(self, *, copied: bool = False) -> None:
-        """Wait until the checkpoint that is being written is published. Every rank has to call.
+    def settle(self) -> None:
+        """Wait until the checkpoint that is being written is published, and copied where that was asked for.
 
-        Args:
-            copied: and copied elsewhere, where that was asked for.
+        Every rank has to call.
 
         Raises:
             CheckpointError: it couldn't be written, or copied.
         """
         if self._config.run_folder is not None:
-            self._saver.settle(copied=copied)
+            self._saver.settle(copied=True)
 
     @cached_property
     def _saver(self) -> Saver:
