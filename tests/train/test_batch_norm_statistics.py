@@ -229,3 +229,56 @@ def test_a_subclass_whose_statistics_cannot_be_folded_is_left_alone() -> None:
     assert all(torch.equal(one, two) for one, two in zip(model.buffers(), before, strict=True))
     assert torch.equal(state, torch.get_rng_state())
     assert others == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+
+
+class Moving(nn.BatchNorm1d):
+    """Normalises by itself as BatchNorm does, and moves each statistic as a rule of its own says."""
+
+    def __init__(self, mean: str, variance: str) -> None:
+        super().__init__(3, affine=False)
+        self.rules = mean, variance
+
+    def forward(self, rows: Tensor) -> Tensor:
+        mean, variance = rows.mean(0), rows.var(0)
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            for rule, kept, new in zip(
+                self.rules, (self.running_mean, self.running_var), (mean, variance), strict=True
+            ):
+                if rule == "largest":
+                    kept.copy_(torch.maximum(kept, new))
+                elif rule != "none":
+                    momentum = self.momentum ** {"near": 1.01, "far": 2.0}.get(rule, 1.0)
+                    kept.copy_(kept * (1 - momentum) + new * momentum * (1.5 if rule == "scaled" else 1.0))
+        return (rows - mean) / (rows.var(0, correction=0) + self.eps).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance", "is_folded"),
+    [
+        ("average", "average", True),
+        ("average", "near", True),
+        ("near", "average", True),
+        ("average", "scaled", True),
+        ("scaled", "average", True),
+        ("average", "far", False),
+        ("average", "largest", False),
+        ("average", "none", False),
+        ("far", "average", False),
+        ("largest", "average", False),
+        ("none", "average", False),
+        ("none", "none", False),
+    ],
+)
+def test_a_subclass_is_folded_where_both_its_statistics_move_as_batch_norm_moves_them(
+    mean: str, variance: str, is_folded: bool
+) -> None:
+    statistics = BatchNormStatistics(nn.Sequential(Moving(mean, variance)))
+    assert (list(statistics.layers), statistics.unlike) == ((["0"], []) if is_folded else ([], ["0"]))
+    assert statistics.row_coupled == ("0",)
+
+
+def test_statistics_that_are_folded_nearly_are_said_to_be_rounded() -> None:
+    statistics = BatchNormStatistics(nn.Sequential(nn.BatchNorm1d(3), Scaled(3), Moving("average", "near")))
+    assert list(statistics.layers) == ["0", "1", "2"]
+    assert statistics.rounded == ("2",)

@@ -378,6 +378,20 @@ def test_gradients_are_summed_in_one_type() -> None:
     assert sum_type([double, double]) is torch.float64
     with pytest.raises(PlanError, match=r"Some parameters are float64 and others aren't"):
         sum_type([double, narrow])
+    for kinds in ([single, double], [double, double, narrow]):
+        with pytest.raises(PlanError, match=r"model\.float\(\)"):
+            sum_type(kinds)
+    assert sum_type([narrow]) is sum_type([torch.zeros(1, dtype=torch.float16)]) is torch.float32
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("others", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_complex_parameter_among_others_is_refused(kind: torch.dtype, others: int, place: int) -> None:
+    tensors = [torch.zeros(1) for _ in range(others)]
+    tensors.insert(place % (others + 1), torch.zeros(1, dtype=kind))
+    with pytest.raises(PlanError, match=r"Some parameters are complex.*one rank.*view_as_real"):
+        sum_type(tensors)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (16, 1), (1, 1)])

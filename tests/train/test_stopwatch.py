@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cosmati.train import timing
-from cosmati.train.timing import Stopwatch
+from cosmati.train.timing import EARLIER, Stopwatch
 from tests.train.hand_made import Ticks
 
 
@@ -95,6 +95,43 @@ def test_a_resumed_clock_goes_on(ticks: Ticks) -> None:
     watch.start(training_seconds=0)
     ticks.pass_by(1)
     assert watch.training_seconds() == 1
+
+
+def test_a_first_start_charges_what_was_trained_before_to_earlier_attempts() -> None:
+    watch = Stopwatch()
+    watch.start(training_seconds=50)
+    assert watch.seconds == {EARLIER: 50}
+    watch.start(training_seconds=70)
+    assert watch.seconds == {EARLIER: 50}, "this process knows the parts of what it has added"
+    for nothing in (None, 0.0):
+        watch = Stopwatch()
+        watch.start(nothing)
+        assert watch.seconds == {}
+
+
+@pytest.mark.parametrize("first", [None, 0.0])
+def test_a_run_that_is_opened_again_has_had_no_earlier_attempt(ticks: Ticks, first: float | None) -> None:
+    watch = Stopwatch()
+    watch.start(first)
+    ticks.pass_by(3)
+    watch.lap("forward")
+    watch.stop()
+    watch.start(watch.training_seconds())
+    assert watch.seconds == {"forward": 3}
+    ticks.pass_by(1)
+    assert watch.training_seconds() == 4
+
+
+def test_each_lap_is_told_of_after_it_was_charged(ticks: Ticks) -> None:
+    watch, told = Stopwatch(), list[tuple[str, float]]()
+    watch.lap("untold")
+    watch.on_lap = lambda part: told.append((part, watch.seconds[part]))
+    watch.start()
+    ticks.pass_by(2)
+    watch.lap("data")
+    with watch.paused("checkpoint"):
+        ticks.pass_by(1)
+    assert told == [("data", 2), ("checkpoint", 1)]
 
 
 def test_processor_time_is_that_of_training(cpu: Ticks) -> None:

@@ -50,7 +50,11 @@ def layout_of(peers: SecondOfTwo) -> tuple[nn.Module, InReplicas]:
 
 
 def root_of(peers: SecondOfTwo, **looks: Any) -> dict[str, Tensor]:
-    model, layout = layout_of(peers)
+    return taken(*layout_of(peers), **looks)
+
+
+def taken(model: nn.Module, layout: InReplicas, **looks: Any) -> dict[str, Tensor]:
+    """Return what a step over two microbatches comes to."""
     learns = frozenset(range(len(layout.parameters)))
     rows = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     with layout.step(ROUTES, learns, **{"measure": False, **looks}) as step:
@@ -79,6 +83,47 @@ def test_nothing_is_put_off_where_directions_are_asked_for() -> None:
     root_of(peers, sketch=DirectionSketch(0))
     assert not peers.sent
     assert not peers.asked
+
+
+@pytest.mark.parametrize("looks", [{"measure": True}, {"sketch": DirectionSketch(0)}])
+def test_after_a_step_that_put_off_one_that_does_not_sends_nothing(looks: dict[str, Any]) -> None:
+    peers = SecondOfTwo()
+    model, layout = layout_of(peers)
+    whole = taken(model, layout, **looks)
+    put_off = taken(model, layout)
+    assert (len(peers.sent), len(peers.asked)) == (1, 1)
+    again = taken(model, layout, **looks)
+    assert (len(peers.sent), len(peers.asked)) == (1, 1)
+    assert all(torch.equal(again[name], one) for name, one in whole.items())
+    last = taken(model, layout)
+    assert all(torch.equal(last[name], one) for name, one in put_off.items())
+    assert (len(peers.sent), len(peers.asked)) == (2, 2)
+
+
+def test_gradients_are_put_together_within_a_step_alone_also_after_one_that_failed() -> None:
+    peers = SecondOfTwo()
+    _, layout = layout_of(peers)
+    whole = {p.name: torch.ones_like(p.tensor) for p in layout.parameters}
+
+    def fails() -> None:
+        assert not torch.equal(layout.gradients(whole).tensors["0.weight"], whole["0.weight"])
+        assert layout.put_together({"0.bias": whole["0.bias"]}) == {"0.bias": whole["0.bias"]}
+        raise ZeroDivisionError
+
+    assert layout.put_together(whole) is whole
+    with pytest.raises(ZeroDivisionError), layout.step(ROUTES, frozenset({0}), measure=False):
+        fails()
+    assert layout.put_together(whole) is whole
+    assert dict(layout.gradients(whole).tensors) == whole
+    assert len(peers.sent) == 1
+
+
+def test_a_rank_that_is_a_replica_by_itself_has_its_gradients_whole() -> None:
+    model = nn.Linear(4, 2)
+    layout = InReplicas(model, partition_parameters(model), Ranks(), len(ROUTES), None)
+    own = {"weight": torch.ones(2, 4)}
+    with layout.step(ROUTES, frozenset({0, 1}), measure=False):
+        assert layout.put_together(own) is own
 
 
 def test_where_nothing_that_is_cut_learns_nothing_is_sent() -> None:
