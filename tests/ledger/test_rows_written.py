@@ -87,7 +87,7 @@ def test_a_table_has_columns_as_wide_as_their_widest_cell_and_none_after_the_las
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
-@pytest.mark.parametrize("more", [-1, 0, 2, 50])
+@pytest.mark.parametrize("more", [-1, 0, 1, 2, 50])
 def test_a_table_says_where_it_ends_and_the_other_forms_have_all(form: Any, more: int) -> None:
     number = MAX_TABLE_ROWS + more
     lines = list(written(("row",), ((row,) for row in range(number)), form))

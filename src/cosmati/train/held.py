@@ -37,7 +37,7 @@ from cosmati.train.values import is_container, items_of
 
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HOOK, RESULT = ".(hook)", "(...)"
+HOOK, RESULT = "(hook)", "(...)"
 """In the names of places within a hook, and within what a cached function holds."""
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_CLASSES = (bool, int, float, Tensor, np.ndarray, list, dict, set, deque, bytearray, array, CACHED)
@@ -340,7 +340,7 @@ class _Walk:
         for hook in list((hooks or {}).values()):
             # The loop's own hooks know the step.
             if not getattr(hook, "__module__", "").startswith("cosmati.") and not isinstance(hook, partial):
-                yield from self.inside(f"{path}{HOOK}", hook, depth + _CODE)
+                yield from self.inside(f"{path}.{HOOK}", hook, depth + _CODE)
 
     def _function(self, path: str, function: types.FunctionType, depth: int) -> Iterator[Place]:
         """Yield what a function keeps, closes over, has for defaults, and names among the globals of its file."""

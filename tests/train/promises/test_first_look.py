@@ -76,10 +76,11 @@ def is_on_after(watch: ForwardWatch, step: int) -> bool:
     return watch.is_on
 
 
-def test_a_hook_that_the_first_pass_installs_is_forgiven_and_looked_at_once_more() -> None:
+@pytest.mark.parametrize("path", ["", "0"])
+def test_a_hook_that_the_first_pass_installs_is_forgiven_and_looked_at_once_more(path: str) -> None:
     model = nn.Sequential(nn.Linear(2, 1))
     watch = watch_of(model)
-    found = looked(watch, 5, lambda: model[0].register_forward_hook(hook_of(1)))
+    found = looked(watch, 5, lambda: model.get_submodule(path).register_forward_hook(hook_of(1)))
     assert found.holds(Promise.ELASTIC)
     assert found.holds(Promise.RESUME)
     assert not watch.has_moved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -294,7 +295,7 @@ def _csv(row: Sequence[object]) -> str:
 
 
 def _table(names: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
-    shown = [[*map(_shown, row)] for row, _ in zip(rows, range(MAX_TABLE_ROWS), strict=False)]
+    shown = [[*map(_shown, row)] for row in itertools.islice(rows, MAX_TABLE_ROWS)]
     widths = [max(map(len, column)) for column in zip(names, *shown, strict=True)]
     for line in (list(names), *shown):
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
