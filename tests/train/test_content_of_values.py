@@ -98,6 +98,8 @@ def test_a_mapping_is_its_keys_and_values_in_their_order() -> None:
 
 def test_items_without_parts_are_told_at_once_and_others_by_themselves() -> None:
     assert content_of([1, "a", None]) == (list, (3, "[1, 'a', None]"))
+    of_each = [None, True, 1, 1.5, 1j, "a", b"b"]
+    assert content_of(of_each) == (list, (7, repr(of_each)))
     assert content_of([(1, "a"), (2, "b")]) == (list, (2, "[(1, 'a'), (2, 'b')]"))
     assert content_of([()]) == (list, (1, "[()]"))
     assert content_of([]) == (list, (0, "[]"))
