@@ -612,6 +612,19 @@ def test_what_lies_too_deep_or_in_itself_has_its_name() -> None:
     assert Described().value(circle) == [1, ["builtins.list"]]
 
 
+def test_a_record_is_left_out_where_a_list_is_too_deep_to_be_told() -> None:
+    deep: Any = [records, Held(seen=[1], scale=3, inner=(2,))]
+    for _ in range(5):
+        deep = [deep]
+    told: Any = Described().value(deep)
+    for _ in range(5):
+        (told,) = told
+    assert told == [
+        {"is": f"{HERE}.records", "globals": {"TEMPERATURE": 2.5}},
+        {"is": f"{HERE}.Held", "scale": 3, "inner": "builtins.tuple"},
+    ]
+
+
 def test_of_more_than_20_000_values_the_rest_have_their_names() -> None:
     assert Described().value([[]] * 20_001) == digested([*[[]] * 19_999, "builtins.list", "builtins.list"])
 
