@@ -117,6 +117,7 @@ def test_a_run_without_a_folder_is_described_as_it_stands(asked: list[Asked]) ->
     trainer.export("out")
     origin = asked[0].origin
     assert (origin.record.run_id, origin.record.digests["model"], origin.record.num_steps) == ("", "", 2)
+    assert origin.record.digests["data"] == trainer.prepared.data_digest
     assert (origin.folder, origin.checkpoint, origin.step) == (None, None, 2)
     assert (origin.averaged, origin.methods, origin.is_low) == ("", (), False)
     assert origin.structure == structure_digest(trainer.prepared.identity)
