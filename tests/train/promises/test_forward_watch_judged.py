@@ -166,6 +166,13 @@ def test_packs_in_a_step_that_is_looked_at_anyhow_are_seen() -> None:
     assert not watch.is_on
 
 
+def test_a_step_has_no_packs_unless_it_is_said() -> None:
+    watch = watch_of(Held())
+    watch.step_begins(4)
+    watch.step_begins(5, has_packs=True)
+    assert watch.is_on
+
+
 def test_nothing_is_read_in_a_step_that_is_not_looked_at() -> None:
     model = Held()
     watch = watch_of(model)
