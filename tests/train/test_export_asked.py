@@ -168,6 +168,7 @@ def test_a_recorded_run_is_told_instead_of_the_trainers_own(asked: list[Asked], 
         told: list[str] = []
         trainer.export_recorded(run, Path("out"), "torch", say=told.append)
         assert asked[-1].origin.record is record
+        assert (asked[-1].folds, asked[-1].check.tolerance) == (True, None)
         assert asked[-1].origin.folder == (tmp_path if run_id else None)
         assert asked[-1].origin.checkpoint == (checkpoint or None)
         assert asked[-1].check.recorded == {"level": 2.0}
@@ -444,6 +445,10 @@ def test_another_loss_of_a_checkpoints_fixed_microbatch_is_told_with_both_figure
 
     def with_losses(*losses: str | None) -> Any:
         return dataclasses.replace(checkpoint, facts={**checkpoint.facts, "probe": {**kept, "losses": list(losses)}})
+
+    short = trainer_of(loss=twice, data=[rows(0.0)])
+    short.recall(checkpoint)
+    assert "here, and" in short.other_code(checkpoint)
 
     # What couldn't be compared then is nothing now, and a figure within rounding is the same.
     assert other.other_code(with_losses()) == ""

@@ -312,6 +312,19 @@ def test_what_others_change_between_steps(name: str, is_told: bool, is_lost: boo
     assert not watch.has_moved
 
 
+def test_what_no_code_names_any_more_is_not_read() -> None:
+    def hook(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        assert model.options.unread  # type: ignore[attr-defined]
+
+    model = Held()
+    handle = model.first.register_forward_pre_hook(hook)
+    watch = watch_of(model)
+    step(watch, 0)
+    handle.remove()
+    set_to(model, "options.unread", 7.0)()
+    assert broken(step(watch, 1)) == set()
+
+
 def test_parameters_that_train_and_places_that_go_change_nothing_between_steps() -> None:
     model = Held()
     watch = watch_of(model)
