@@ -117,7 +117,6 @@ class FiniteCheck:
         """
         if self._bad is not None and bool(self._bad):
             self._refuse(f"A loss or a gradient in the {self._config.check_every} steps up to {step} isn't finite.")
-        self._bad = None
 
     def publish(
         self,
