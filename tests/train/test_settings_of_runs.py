@@ -211,7 +211,7 @@ def test_a_taxonomy_counts_only_under_a_policy_and_artifacts_where_there_are_any
     [
         (None, {}),
         (Path("/runs/first"), {"asked": "first"}),
-        (Path("/runs/first/checkpoints/step-00012"), {"asked": "first", "asked_step": 12}),
+        (Path("/runs/first/checkpoints/step-70012"), {"asked": "first", "asked_step": 70012}),
         (Path("/runs/first/checkpoints/step-last"), {"asked": "first", "asked_step": None}),
         (Path("/runs/first/checkpoints/step-x3"), {"asked": "first", "asked_step": None}),
         (Path("weights.safetensors"), {"asked": "weights.safetensors"}),
