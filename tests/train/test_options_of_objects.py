@@ -763,3 +763,34 @@ def test_what_is_declared_is_that_of_the_function_or_of_all_bases() -> None:
     own.forward_caches = ["a"]  # type: ignore[attr-defined]
     assert options._declared(own) == {"a"}
     assert options._declared(CountingMore) == options._declared(CountingMore()) == {"calls", "seen"}
+
+
+GAIN = 2.0
+
+
+class Inherited(Settings):
+    """Has its rate from its base."""
+
+    scale = 3.0
+
+    @classmethod
+    def loss(cls, model: nn.Module, data: Tensor) -> float:
+        return GAIN * cls.rate * cls.scale
+
+
+def of_a_class(model: nn.Module, data: Tensor) -> float:
+    return Inherited.rate * Inherited.scale
+
+
+def test_what_a_class_inherits_counts_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Described().loss(of_a_class)["globals"] == {"Inherited": {"rate": 0.5, "scale": 3.0}}
+    assert Described().loss(Inherited.loss)["owner"] == {"rate": 0.5, "scale": 3.0}
+    monkeypatch.setattr(Settings, "rate", 0.25)
+    assert Described().loss(of_a_class)["globals"] == {"Inherited": {"rate": 0.25, "scale": 3.0}}
+    assert Described().loss(Inherited.loss)["owner"] == {"rate": 0.25, "scale": 3.0}
+    monkeypatch.setattr(Inherited, "rate", 0.75, raising=False)
+    assert Described().loss(of_a_class)["globals"] == {"Inherited": {"rate": 0.75, "scale": 3.0}}
+
+
+def test_a_class_methods_globals_are_those_of_its_own_class() -> None:
+    assert Described().loss(Inherited.loss)["globals"] == {"GAIN": 2.0}

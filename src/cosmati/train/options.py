@@ -145,9 +145,11 @@ class Described:
             yield from self._code([loss])
         elif isinstance(loss, types.MethodType):
             owner = loss.__self__
-            yield "owner", self._named(vars(owner), owner) if isinstance(owner, type) else self.value(owner, None)
-            yield from self.globals(methods_of(type(owner)), owner)
-            yield from self._code(methods_of(owner if isinstance(owner, type) else type(owner)))
+            own = methods_of(owner if isinstance(owner, type) else type(owner))
+            told = self._named(_attributes(owner), owner) if isinstance(owner, type) else self.value(owner, None)
+            yield "owner", told
+            yield from self.globals(own, owner)
+            yield from self._code(own)
         else:
             if isinstance(loss, nn.Module):
                 yield "module", self._module(loss, without="")
@@ -344,8 +346,15 @@ def _settings_in(value: type | types.ModuleType, said: frozenset[str], counts: f
     """Return the plain values that code reads of a class, or of a module, of the user's own."""
     if is_library(value.__module__ if isinstance(value, type) else value.__name__):
         return {}
-    spoken = {n: v for n, v in vars(value).items() if n in said and _is_public(n) and _is_plain(v)}
+    held = _attributes(value) if isinstance(value, type) else vars(value)
+    spoken = {n: v for n, v in held.items() if n in said and _is_public(n) and _is_plain(v)}
     return {n: DECLARED if n in counts else scalar_or_items(v) for n, v in spoken.items()}
+
+
+def _attributes(kind: type) -> dict[str, object]:
+    """Return the attributes of a class of the user's own, with what it inherits of others of theirs."""
+    own = [one for one in reversed(kind.__mro__) if not is_library(one.__module__)]
+    return {name: value for one in own for name, value in vars(one).items()}
 
 
 def _is_read_by_users_alone(kind: type) -> bool:
