@@ -242,6 +242,7 @@ def test_an_opening_closes_the_ranges_that_it_does_not_name() -> None:
 def test_openings_concern_the_classes_that_they_are_for() -> None:
     alone = Lowering(policy_of([], depth=DEPTH | {"open": OPEN[1:]}))
     assert [alone.concerns(path) for path in CLASSES] == [False, False, False, True]
+    assert all(Lowering(policy_of([], depth=DEPTH)).concerns(path) for path in CLASSES)
 
 
 # What a decider comes to.
