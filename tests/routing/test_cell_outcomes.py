@@ -404,7 +404,7 @@ def test_rows_of_several_classes_have_the_least_weights() -> None:
         row(((0.25, 0.5), "gate"), ((1.0, 1.5), "admit")),
         row(((0.0, 1.0), "admit"), ((0.0, 0.0), "reject")),
     ]
-    assert combined([one, one]) == one
+    assert combined([one, one]) == combined([one]) == one
 
 
 def test_rows_of_several_classes_wait_while_one_is_deferred_none_is_rejected_and_something_is_left() -> None:

@@ -223,7 +223,9 @@ def combined(members: Sequence[Sequence[PolicyRow]]) -> list[PolicyRow]:
     """
     found = []
     for kind in zip(*members, strict=True):
-        routes = tuple(tuple(map(min, *regions)) for regions in zip(*(routes for routes, _ in kind), strict=True))
+        routes = tuple(
+            tuple(map(min, zip(*regions, strict=True))) for regions in zip(*(routes for routes, _ in kind), strict=True)
+        )
         decisions: list[Decision] = []
         for index, said in enumerate(zip(*(decisions for _, decisions in kind), strict=True)):
             waits = "defer" in said and "reject" not in said and any(map(any, routes[index:]))
