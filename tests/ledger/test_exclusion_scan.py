@@ -184,8 +184,8 @@ def test_a_cell_writes_with_rows_a_weight_and_a_route(
 
 
 def test_a_gradient_that_should_not_be_refutes_as_a_weight_does(tmp_path: Path) -> None:
-    items = [run(), step(0, (1, LAST, 1, 1.0), (0, NONE, 1, 1.0), norms={"0": [None, 3.0], "1": [0.0, 2.5]})]
-    said = "entry 1 (step 0), microbatch 1, gave rows of 'a' weight 0.0 in 'out' (gradient norm 2.5)"
+    items = [run(), step(0, (1, LAST, 1, 1.0), (0, NONE, 1, 1.0), norms={"0": [None, 3.0], "1": [0.0, 0.25]})]
+    said = "entry 1 (step 0), microbatch 1, gave rows of 'a' weight 0.0 in 'out' (gradient norm 0.25)"
     assert said in refuted(tmp_path, items, ("a", "out"))
     assert stated(tmp_path, items, ("a", "in"))[0].num_class_microbatches == 1
 
