@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cosmati.core.plan import Guarantee, Promise
-from cosmati.errors import LedgerError
+from cosmati.errors import CheckpointError, DivergenceError, LedgerError
 from cosmati.provenance.voucher import Withdrawn
 from cosmati.train import replay_span
 from cosmati.train.config import LEARNING_CADENCES
@@ -555,6 +555,28 @@ def test_a_run_that_ends_early_says_where_and_how(tmp_path: Path) -> None:
         "a step",
         "its end (completed)",
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DivergenceError("it's nan"), (3, "loss and gradients", "a step", "it's nan")),
+        (CheckpointError("of another"), (None, "recipe or code", "another run", "of another")),
+    ],
+)
+def test_a_run_that_fails_says_how(tmp_path: Path, error: Exception, told: tuple[int | None, str, str, str]) -> None:
+    world = Scratch(tmp_path)
+    again = world.again()
+
+    def fit() -> Any:
+        raise error
+
+    world.trainer.fit = fit
+    assert again.take(5) is False
+    (found,) = world.comparison.differences
+    assert (found.step, found.what, found.logged, found.replayed) == told
+    assert world.comparison.is_over
+    assert world.comparison.span_end == 5
 
 
 def ledger_at(folder: Path, *, archive: bool) -> Path:
