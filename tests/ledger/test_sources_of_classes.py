@@ -112,3 +112,21 @@ def test_only_what_may_be_a_digest_is_looked_for(tmp_path: Path, monkeypatch: py
 def test_texts_are_taken_for_such(tmp_path: Path) -> None:
     ((number),) = sources(tmp_path, (3, 4))  # type: ignore[arg-type]
     assert (number.class_name, number.target, number.manifest_sha256) == ("", "3", "4")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no JSON",
+        b"\xff\xfe",
+        [1],
+        {"facts": 3},
+        {"also": 3},
+        {"class_path": None},
+        {"facts": {"licence": 7}, "also": [1]},
+    ],
+    ids=str,
+)
+def test_what_is_no_manifest_says_nothing(tmp_path: Path, content: object) -> None:
+    digest = kept(tmp_path, content)
+    assert sources(tmp_path, (TARGET, digest)) == (bare(digest),)

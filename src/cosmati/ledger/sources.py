@@ -54,15 +54,17 @@ def sources_of(ledger: Path, tables: Tables) -> tuple[SourceOfClass, ...]:
 
 def _source(ledger: Path, target: str, digest: str) -> SourceOfClass:
     manifest = _manifest(ledger / ARCHIVE / digest, digest) if len(digest) == 64 and digest.isalnum() else {}
-    facts = manifest.get("facts") or {}
-    path = manifest.get("class_path", "/".join(target.split("/")[1:-2]))
+    path, also, facts = (manifest.get(name) for name in ("class_path", "also", "facts"))
+    classes = [path if isinstance(path, str) else "/".join(target.split("/")[1:-2])]
+    classes += [one for one in also if isinstance(one, str)] if isinstance(also, list) else []
+    told = {name: text for name, text in facts.items() if isinstance(text, str)} if isinstance(facts, dict) else {}
     return SourceOfClass(
-        class_name=joint_name((path, *manifest.get("also", ()))),
+        class_name=joint_name(classes),
         target=target,
-        licence=facts.get("licence", ""),
-        valid_until=facts.get("licence_valid_until", ""),
-        origin=facts.get("origin", ""),
-        obtained=facts.get("obtained", ""),
+        licence=told.get("licence", ""),
+        valid_until=told.get("licence_valid_until", ""),
+        origin=told.get("origin", ""),
+        obtained=told.get("obtained", ""),
         manifest_sha256=digest,
     )
 
@@ -72,5 +74,8 @@ def _manifest(path: Path, digest: str) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError:
         return {}
-    found = json.loads(data) if hashlib.sha256(data).hexdigest() == digest else {}
+    try:
+        found = json.loads(data) if hashlib.sha256(data).hexdigest() == digest else {}
+    except ValueError:
+        return {}
     return found if isinstance(found, dict) else {}
