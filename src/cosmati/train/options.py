@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from cosmati.core.later import untold
 from cosmati.core.state import parameter_root
 from cosmati.train.user_code import (
+    attributes_of,
     cell_content,
     code_digest,
+    defaults_of,
     functions_within,
     globals_of,
     is_library,
@@ -137,7 +139,7 @@ class Described:
             said, skipped = names_said([loss]), _declared(loss)
             held = {name: DECLARED if name in skipped else cell_content(cell) for name, cell in cells}
             yield "closure", {n: self.value(v, said) for n, v in held.items() if not _is_record(v, said)}
-            yield "defaults", [self.value(v, said) for v in (*(loss.__defaults__ or ()), *_keyword_defaults(loss))]
+            yield "defaults", [self.value(v, said) for v in defaults_of(loss)]
             skipped |= names_written([loss]) | {"forward_caches"}
             own = {n: self.value(v, said) for n, v in vars(loss).items() if _is_public(n) and n not in skipped}
             yield from [("attributes", own)] if own else []
@@ -145,11 +147,9 @@ class Described:
             yield from self._code([loss])
         elif isinstance(loss, types.MethodType):
             owner = loss.__self__
+            held = self._named(attributes_of(owner), owner) if isinstance(owner, type) else self.value(owner, None)
             own = methods_of(owner if isinstance(owner, type) else type(owner))
-            told = self._named(_attributes(owner), owner) if isinstance(owner, type) else self.value(owner, None)
-            yield "owner", told
-            yield from self.globals(own, owner)
-            yield from self._code(own)
+            yield from [("owner", held), *self.globals(own, owner), *self._code(own)]
         else:
             if isinstance(loss, nn.Module):
                 yield "module", self._module(loss, without="")
@@ -346,15 +346,9 @@ def _settings_in(value: type | types.ModuleType, said: frozenset[str], counts: f
     """Return the plain values that code reads of a class, or of a module, of the user's own."""
     if is_library(value.__module__ if isinstance(value, type) else value.__name__):
         return {}
-    held = _attributes(value) if isinstance(value, type) else vars(value)
+    held = attributes_of(value) if isinstance(value, type) else vars(value)
     spoken = {n: v for n, v in held.items() if n in said and _is_public(n) and _is_plain(v)}
     return {n: DECLARED if n in counts else scalar_or_items(v) for n, v in spoken.items()}
-
-
-def _attributes(kind: type) -> dict[str, object]:
-    """Return the attributes of a class of the user's own, with what it inherits of others of theirs."""
-    own = [one for one in reversed(kind.__mro__) if not is_library(one.__module__)]
-    return {name: value for one in own for name, value in vars(one).items()}
 
 
 def _is_read_by_users_alone(kind: type) -> bool:
@@ -403,7 +397,3 @@ def _scalar(value: object) -> object:
     if isinstance(value, int) and _TIMES[0] < value / 1e9 < _TIMES[1]:
         return None
     return value if isinstance(value, bool | int | float | str) else repr(value)
-
-
-def _keyword_defaults(function: types.FunctionType) -> list[object]:
-    return [value for _, value in sorted((function.__kwdefaults__ or {}).items())]

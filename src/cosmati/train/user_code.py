@@ -203,6 +203,17 @@ def methods_of(kind: type) -> list[types.FunctionType]:
     return [function for _, value in named for function in functions_of(value)]
 
 
+def defaults_of(function: types.FunctionType) -> list[object]:
+    """Return the defaults of a function's arguments, those of keywords by name."""
+    return [*(function.__defaults__ or ()), *(value for _, value in sorted((function.__kwdefaults__ or {}).items()))]
+
+
+def attributes_of(kind: type) -> dict[str, object]:
+    """Return the attributes of a class of the user's own, with what it inherits of others of theirs."""
+    own = [one for one in reversed(kind.__mro__) if not is_library(one.__module__)]
+    return {name: value for one in own for name, value in vars(one).items()}
+
+
 def functions_of(value: object) -> list[types.FunctionType]:
     """Return the functions of a class's attribute: a method's, a property's."""
     held: list[object]
