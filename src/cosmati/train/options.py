@@ -148,8 +148,8 @@ class Described:
         elif isinstance(loss, types.MethodType):
             owner = loss.__self__
             held = self._named(attributes_of(owner), owner) if isinstance(owner, type) else self.value(owner, None)
-            own = methods_of(owner if isinstance(owner, type) else type(owner))
-            yield from [("owner", held), *self.globals(own, owner), *self._code(own)]
+            methods = methods_of(owner if isinstance(owner, type) else type(owner))
+            yield from [("owner", held), *self.globals(methods, owner), *self._code(methods)]
         else:
             if isinstance(loss, nn.Module):
                 yield "module", self._module(loss, without="")

@@ -60,7 +60,7 @@ class WholeStep:
         # Another sub-step's loss may have frozen what this one's will thaw; hooks stay.
         frozen = [tensor for tensor in (layout.tensors[index] for index in learns) if not tensor.requires_grad]
         for tensor in frozen:
-            tensor.requires_grad_()
+            tensor.requires_grad = True
         self._handles: list[RemovableHandle] = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
         ]
@@ -73,7 +73,7 @@ class WholeStep:
                 for index in learns - layout.narrow
             ]
         for tensor in frozen:
-            tensor.requires_grad_(requires_grad=False)
+            tensor.requires_grad = False
 
     def slot(self, microbatch: int) -> WholeSlot:
         """Return the slot of this rank's next microbatch."""
