@@ -147,9 +147,9 @@ class Described:
             yield from self._code([loss])
         elif isinstance(loss, types.MethodType):
             owner = loss.__self__
-            held = self._named(attributes_of(owner), owner) if isinstance(owner, type) else self.value(owner, None)
+            told = self._named(attributes_of(owner), owner) if isinstance(owner, type) else self.value(owner, None)
             methods = methods_of(owner if isinstance(owner, type) else type(owner))
-            yield from [("owner", held), *self.globals(methods, owner), *self._code(methods)]
+            yield from [("owner", told), *self.globals(methods, owner), *self._code(methods)]
         else:
             if isinstance(loss, nn.Module):
                 yield "module", self._module(loss, without="")
