@@ -245,6 +245,27 @@ def test_a_toy_with_one_surviving_mutant(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr().out.splitlines()[-1] == "mutants: 3 of 4 killed"
 
 
+@pytest.mark.timeout(400)
+def test_a_module_against_its_own_tests(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from tools.mutants.module import main
+
+    for name, text in TOY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    own, test = "src/cosmati/core/clamp.py", "tests/core/test_clamp.py"
+    assert main([own, test, "--jobs", "1"], tmp_path) == 2
+    assert "these fail without a mutant:\n  tests/core/test_clamp.py::test_broken" in capfd.readouterr().out
+    assert main([own, f"{test}::test_clamp", "--all", "--jobs", "1"], tmp_path) == 1
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[-1] == "mutants: 3 of 4 killed", printed
+    assert "  + if x >= TOP:" in printed
+    assert main([own, f"{test}::test_clamp", "--all", "--lines", "6-7", "--jobs", "1"], tmp_path) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "mutants: 2 of 2 killed"
+    with pytest.raises(SystemExit, match=r"No tests could be collected from tests/core/test_none\.py"):
+        main([own, "tests/core/test_none.py"], tmp_path)
+
+
 SHARED = """
 import pytest
 
