@@ -264,6 +264,8 @@ def test_a_module_against_its_own_tests(tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr().out.splitlines()[-1] == "mutants: 2 of 2 killed"
     with pytest.raises(SystemExit, match=r"No tests could be collected from tests/core/test_none\.py"):
         main([own, "tests/core/test_none.py"], tmp_path)
+    with pytest.raises(SystemExit, match=r"tools/none\.py is no file of src/cosmati"):
+        main(["tools/none.py", f"{test}::test_clamp"], tmp_path)
 
 
 SHARED = """

@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,16 +19,17 @@ from tempfile import TemporaryDirectory
 
 from .nearest import Test
 from .operators import Mutant, find
-from .report import report
-from .run import BREAKS_IMPORT, Bench
-from .sample import draw, read_equivalents
+from .report import progress, report
+from .run import BREAKS_IMPORT, KILLED, Bench, Result
+from .sample import PACKAGE, draw, read_equivalents
 from .sandbox import Sandbox
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
-    """Run them; 1 where one survives."""
+    """Run them; 1 where one survives, 2 where a test fails without any, 130 where it was interrupted."""
     options, root = _options(arguments), (root or Path.cwd()).resolve()
-    tests, mutants = _tests(root, options.tests), _mutants(root / options.module, root, options)
+    tests, mutants = _tests(root, options.tests), _mutants(root, options)
+    results, status, started = list[Result](), 0, time.monotonic()
     with ExitStack() as stack:
         bench = Bench(
             [stack.enter_context(Sandbox(root)) for _ in range(options.jobs)],
@@ -36,9 +38,15 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         if failing := bench.failing_alone(tests):
             print("these fail without a mutant:", *sorted(failing), sep="\n  ")
             return 2
-        results = [one for one in bench.run(mutants, len(mutants), lambda _: tests) if one.state != BREAKS_IMPORT]
+        try:
+            for one in bench.run(mutants, len(mutants), lambda _: tests):
+                results += [one] if one.state != BREAKS_IMPORT else []
+                print(progress(one, len(results), len(mutants), time.monotonic() - started), flush=True)
+        except KeyboardInterrupt:
+            print("interrupted")
+            status = 130
     print(*report(results, read_equivalents(root / "tools" / "equivalent_mutants.toml")), sep="\n")
-    return int(any(one.state != "killed" for one in results))
+    return status or int(any(one.state != KILLED for one in results))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -47,18 +55,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("module", help="a file of src/cosmati")
     parser.add_argument("tests", nargs="+", help="files of tests, or single ones")
-    parser.add_argument("--lines", default="", help="first-last, both in it; all where none are given")
+    parser.add_argument("--lines", type=_lines, help="first-last, both in it; all where none are given")
     parser.add_argument("--all", action="store_true", help="every mutant of a line, and not one")
     parser.add_argument("--seed", default="1", help="which of a line's mutants it is")
     parser.add_argument("--jobs", type=int, default=2, help="how many run at a time")
     return parser.parse_args(arguments)
 
 
-def _mutants(file: Path, root: Path, options: argparse.Namespace) -> list[Mutant]:
-    first, last = map(int, options.lines.split("-")) if options.lines else (0, sys.maxsize)
+def _lines(text: str) -> range:
+    first, last = map(int, text.split("-"))
+    return range(first, last + 1)
+
+
+def _mutants(root: Path, options: argparse.Namespace) -> list[Mutant]:
+    file = (root / options.module).resolve()
+    if not file.is_file() or not file.is_relative_to(root / PACKAGE):
+        msg = f"{options.module} is no file of {PACKAGE}. Run it from the repository's root."
+        raise SystemExit(msg)
     found: dict[object, Mutant] = {}
     for mutant in draw(find(file.read_bytes(), file.relative_to(root).as_posix()), options.seed):
-        if first <= mutant.line <= last:
+        if options.lines is None or mutant.line in options.lines:
             found.setdefault(mutant.key if options.all else mutant.line, mutant)
     return list(found.values())
 

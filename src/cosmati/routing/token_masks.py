@@ -311,7 +311,11 @@ class TokenMasks(TorchFunctionMode):
         self._refuse_untapped(objective)
         own: list[int] = []
         handles = [objective.register_hook(lambda _: own.append(_current_pass()))]
-        handles += [p.register_hook(partial(_refuse_hidden, own, self._names[id(p)])) for p in self._parameters]
+        handles += [  # A loss may have frozen some for another sub-step.
+            parameter.register_hook(partial(_refuse_hidden, own, self._names[id(parameter)]))
+            for parameter in self._parameters
+            if parameter.requires_grad
+        ]
         try:
             with self:  # What is checkpointed is computed anew.
                 yield

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import reduce
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,18 @@ _AFTER_GRADIENT = attrgetter("_post_accumulate_grad_hooks")
 _FAR_BELOW_INFINITY = 1e30
 
 
+def _hooked(
+    register: Callable[[Tensor, Callable[[Tensor], Any]], RemovableHandle],
+    tensor: Tensor,
+    hook: Callable[[Tensor], Any],
+) -> RemovableHandle:
+    """Hook a parameter, also where another sub-step's loss has frozen what this one's will thaw: hooks stay."""
+    trains, tensor.requires_grad = tensor.requires_grad, True
+    handle = register(tensor, hook)
+    tensor.requires_grad = trains
+    return handle
+
+
 class WholeStep:
     """One pass over a step's microbatches."""
 
@@ -57,23 +69,20 @@ class WholeStep:
         attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
         looks = measure or sketch is not None
         watched = learns if looks else attenuated | (learns - layout.looked)
-        # Another sub-step's loss may have frozen what this one's will thaw; hooks stay.
-        frozen = [tensor for tensor in (layout.tensors[index] for index in learns) if not tensor.requires_grad]
-        for tensor in frozen:
-            tensor.requires_grad = True
         self._handles: list[RemovableHandle] = [
-            layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
+            _hooked(Tensor.register_hook, layout.tensors[index], self._arrival_of(index))
+            for index in watched - layout.narrow
         ]
         # Buckets that leave early would come between collectives of the user's own, on other ranks in another order;
         # and a hook of the user's own may still change gradients that others have.
         has_hooks = any(map(_AFTER_GRADIENT, layout.tensors))
         if isinstance(self._sum, RankSum) and not layout.ranks.has_met and not has_hooks:
             self._handles += [
-                layout.tensors[index].register_post_accumulate_grad_hook(self._end_of(self._sum, index))
+                _hooked(
+                    Tensor.register_post_accumulate_grad_hook, layout.tensors[index], self._end_of(self._sum, index)
+                )
                 for index in learns - layout.narrow
             ]
-        for tensor in frozen:
-            tensor.requires_grad = False
 
     def slot(self, microbatch: int) -> WholeSlot:
         """Return the slot of this rank's next microbatch."""
@@ -111,6 +120,15 @@ class WholeStep:
         return PlanError(
             f"The gradient of {self.layout.parameters[index].name} arrives in parts: backward runs within backward. "
             "With torch.utils.checkpoint, pass use_reentrant=False."
+        )
+
+    def frozen(self, indices: Iterable[int]) -> PlanError:
+        """Return the refusal of a loss that leaves frozen what it's to teach."""
+        parameters = [self.layout.parameters[index] for index in sorted(indices)]
+        name = next(one.name for one in parameters if not one.tensor.requires_grad)
+        return PlanError(
+            f"{name} trained, and doesn't now: a loss has frozen it, and the one that teaches it leaves it so. Thaw it "
+            "there, or freeze with LayerFreezing."
         )
 
     def begin(self, slot: WholeSlot, indices: frozenset[int], *, is_final: bool) -> None:
@@ -213,6 +231,10 @@ class WholeSlot:
         try:
             with self._denied_aside() if layout.nests and not asks_for_all else nullcontext():
                 run_backward(objective, () if asks_for_all or layout.nests else tensors)
+        except RuntimeError as error:
+            if all(layout.tensors[index].requires_grad for index in indices):
+                raise
+            raise self._step.frozen(indices) from error
         finally:
             self._step.in_backward = None
         self._step.reached |= indices
