@@ -18,7 +18,21 @@ from typing import Any
 BROKEN = 97
 """Status of a run that ended before pytest did."""
 
-SLOW = ("numpy", "torch", "pydantic", "cryptography", "pytest", "hypothesis", "rich.console", "safetensors.torch")
+SLOW = (
+    "torch",
+    "torch._dynamo",  # the first optimizer imports it: 2.7 s, more than most of the tests take
+    "torch.distributed.checkpoint",
+    "safetensors.torch",
+    "numpy",
+    "pydantic.dataclasses",
+    "pydantic.main",
+    "cryptography.x509",
+    "duckdb",
+    "yaml",
+    "pytest",
+    "hypothesis",
+    "rich.progress",
+)
 
 
 def run(request: dict[str, Any]) -> int:

@@ -66,7 +66,8 @@ def exclusions(
     for one in scan.blocks():
         if isinstance(one, StepBlock):
             looking.take(one)
-        elif scan.tables is not None:
+        else:
+            assert scan.tables is not None, "the columns of a run follow its tables"
             looking.name(scan.tables)
     witnessing.check(operators(scan.history, key))
     for class_name, region in pairs:
@@ -120,7 +121,7 @@ class _Looking:
         for name in ("", *tables.regions):
             self.num_steps[name] += len(block.data)
         self.policies[block.policy.hex()] = None
-        for class_id, num in enumerate(np.bincount(ids.ravel(), minlength=len(tables.classes)).tolist()):
+        for class_id, num in enumerate(np.bincount(ids.ravel()).tolist()):
             for name in {tables.classes[class_id], *members_of(tables.classes[class_id])}:
                 self.num_cells[name] += num
         told = read_details(block)  # of all steps: what breaks the contract is no ground for a statement

@@ -20,11 +20,8 @@ def load_yaml(text: str) -> tuple[Any, yaml.Node | None]:
     """
     try:
         loader = _StrictLoader(text)
-        try:
-            node = loader.get_single_node()
-            return (None if node is None else loader.construct_document(node)), node
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        return (None if node is None else loader.construct_document(node)), node
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         character = f"#x{error.character:04x}" if isinstance(error.character, int) else repr(error.character)

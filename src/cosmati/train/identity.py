@@ -144,7 +144,7 @@ def check_resume(
     return [change for change in found if not change.name.startswith("parent.")]
 
 
-def differences(was: Identity, now: Identity, *, is_elsewhere: bool = False) -> list[Change]:
+def differences(was: Identity, now: Identity, *, is_elsewhere: bool) -> list[Change]:
     """Return what differs between two identities, but for what another Python, or another machine, explains."""
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
     found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or is_other_python(c))]

@@ -145,7 +145,6 @@ class SpanAgain:
             now = of_another_source(read_checkpoint(path), self._trainer.prepared.identity)
             signed = self._comparison.run.states(now.step, self._span.forgotten)
             self._comparison.differs_in_state(now.step, now.signed_digest, self._left_of(now, signed))
-            shutil.rmtree(path)
             publish_checkpoint(write_checkpoint(folder, now), keep=1)
 
     def doubts(self) -> Iterator[str]:

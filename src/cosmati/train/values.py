@@ -125,7 +125,7 @@ class _Reader:
             return self.content(value.tolist(), depth)
         if _is_file(value):
             return id(value)
-        return self._bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return self._bytes(np.ascontiguousarray(value).ravel().view(np.uint8))
 
     def _bytes(self, held: np.ndarray[Any, Any]) -> object:
         self._bytes_left -= held.nbytes

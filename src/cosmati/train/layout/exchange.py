@@ -200,7 +200,7 @@ class RankSum:
         """Let each bucket's sum go round as soon as it's there."""
         group = self._ranks.across
         if self._swaps:
-            flats = [shares.root() for _, shares in self._land(is_last=True)]
+            flats = [shares.root() for _, shares in self._land()]
         else:
             works = [
                 (flat, all_gather(flat, shares.root(), is_async=True, group=group))

@@ -144,7 +144,6 @@ class UpdateNorms(Monitor):
 
     def __init__(self) -> None:
         self._before: list[Tensor] = []
-        self._takes_weights = False
 
     def open(self, run: WatchedRun) -> None:
         """Find the regions."""
