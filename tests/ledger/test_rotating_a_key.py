@@ -87,7 +87,7 @@ def test_without_a_ledger_or_its_key_nothing_is_changed(tmp_path: Path, ledger: 
 
 def test_it_is_published_once_the_new_key_has_signed_the_checkpoint(ledger: Path, key_file: Path) -> None:
     first, stranger = load_key(key_file, name=ORIGIN), SigningKey.generate(ORIGIN)
-    assert not _is_published(ledger, first.verifier, stranger)
+    assert _is_published(ledger, first.verifier, stranger) is False
     old, new = broken_off(ledger, key_file)
     assert old.verifier == first.verifier
     assert read_verifier_key(ledger) == old.verifier
