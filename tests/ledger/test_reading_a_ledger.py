@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -259,6 +259,19 @@ def test_tiles_of_the_second_level_are_checked_when_they_are_full_and_at_the_end
         (tmp_path / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         assert refused(tmp_path).startswith(f"{tmp_path / name} doesn't hold")
         (tmp_path / name).write_bytes(whole)
+
+
+def test_every_full_tile_is_read_in_its_place(tmp_path: Path) -> None:
+    write_signed(tmp_path, items(511))
+    assert len(scanned(tmp_path)) == 512
+    (tmp_path / "tile/0/001").unlink()
+    assert f"{tmp_path / 'tile/0/001'} is missing" in refused(tmp_path)
+
+
+def test_an_entry_that_was_read_stays_as_it_is(ledger: Path) -> None:
+    one = scanned(ledger)[0]
+    with pytest.raises(FrozenInstanceError):
+        one.index = 1  # type: ignore[misc]
 
 
 def test_entries_that_no_run_has_are_named_by_their_number(tmp_path: Path) -> None:
