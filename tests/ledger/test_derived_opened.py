@@ -14,7 +14,6 @@ import pytest
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.cosigned import keep_cosigned
-from cosmati.ledger.derived import opened
 from cosmati.ledger.derived.folder import INDEX_FILE, place_of
 from cosmati.ledger.derived.opened import (
     NEVER,
@@ -26,6 +25,7 @@ from cosmati.ledger.derived.opened import (
     open_proven,
     readable,
 )
+from cosmati.ledger.derived.rows import TABLES
 from cosmati.ledger.evidence import LEVEL_0, TrustedEvidence
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import TreeHead, checkpoint_text
@@ -271,7 +271,7 @@ def test_a_fingerprint_is_of_the_entries_below_a_number(tmp_path: Path) -> None:
     with open_derived(path, anew=True) as derived:
         assert fingerprint(derived, below=5) == four
         sums, rare = cast("tuple[list[tuple[int, ...]], list[tuple[int, str]]]", fingerprint(derived, below=0))
-        assert [one[0] for one in sums] == [0] * len(opened.TABLES)
+        assert [one[0] for one in sums] == [0] * len(TABLES)
         assert rare == []
 
 

@@ -80,7 +80,7 @@ def refused(*details: Details) -> str:
 
 def plain(values: Any) -> Any:
     """Return arrays as lists, NaN as None."""
-    return None if values is None else np.where(np.isnan(values), None, values).tolist()
+    return None if values is None else np.where(np.isnan(values), np.asarray(None), values).tolist()
 
 
 # --------------------------------------------------------------------------------------------------------- one by one
@@ -90,7 +90,8 @@ def test_norms_are_by_microbatch_and_region() -> None:
     given = {"gradient_norm": {"1": [None, 2.5], "0": [0, 1]}}
     assert read_norms(item_of(0, given), 2, 2) == {1: [None, 2.5], 0: [0, 1]}
     assert read_norms(item_of(0, given), 2, 2, {"gradient_norm": {"0": [3.0, 4.0]}}) == {0: [3.0, 4.0]}
-    for nothing in (None, {}, {"gradient_norm": None}, {"gradient_norm": [1.0]}, {"gradient_norm": {}}):
+    nothings: list[Details] = [None, {}, {"gradient_norm": None}, {"gradient_norm": [1.0]}, {"gradient_norm": {}}]
+    for nothing in nothings:
         assert read_norms(item_of(0, nothing), 2, 2) == {}
     assert read_norms(item_of(0, given), 2, 2, {}) == {}
 

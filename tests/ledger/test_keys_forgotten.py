@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ def ancestors(places: Iterable[int]) -> dict[tuple[int, int], bytes]:
     return found
 
 
-def file_of(head: dict[str, object], marks: bytes, keys: bytes, magic: bytes = b"cosmati row keys 1\n") -> bytes:
+def file_of(head: Mapping[str, object], marks: bytes, keys: bytes, magic: bytes = b"cosmati row keys 1\n") -> bytes:
     data = magic + json.dumps(head, sort_keys=True, separators=(",", ":")).encode() + b"\n" + marks + keys
     return data + blake3(data).digest()
 
@@ -62,7 +62,7 @@ def test_of_a_row_that_is_forgotten_the_siblings_of_its_path_are_left(gone: int,
         assert keys.of(gone) is not None
     keys.forget([gone])
     path = ancestors([gone])
-    expected = {}
+    expected: dict[tuple[int, int], bytes] = {}
     for (level, position), key in path.items():
         if level < 8:
             mine = gone >> 8 * (7 - level) & 255

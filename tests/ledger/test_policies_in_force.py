@@ -210,7 +210,7 @@ def facts(number: int, *, root: str = ROOT, keys: int = 1, **statement: object) 
 
 
 WAS = PolicyInForce(0, digest("was"), facts(3))
-GOOD = {"run": RUN, "previous": digest("was").hex(), "from_step": 5}
+GOOD: dict[str, Any] = {"run": RUN, "previous": digest("was").hex(), "from_step": 5}
 MORE = "from step 5 on more is allowed than was signed (more)"
 
 

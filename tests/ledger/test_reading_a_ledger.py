@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosmati.errors import LedgerError, TamperError
-from cosmati.ledger import reader
+from cosmati.ledger import reader, tiles
 from cosmati.ledger.details import encode_details
 from cosmati.ledger.entry import encode_entry
 from cosmati.ledger.history import RunHistory
@@ -243,7 +243,7 @@ def test_every_width_of_a_tile_holds_the_same_and_a_wider_one_may_hold_more(ledg
 def test_a_narrow_tile_that_a_writer_takes_away_meanwhile_is_not_missed(
     ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = reader.tile_files
+    listed = tiles.tile_files
     gone = [(3, ledger / "gone")]
     monkeypatch.setattr(reader, "tile_files", lambda *which: gone + listed(*which))
     assert len(scanned(ledger)) == 5

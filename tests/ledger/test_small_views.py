@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived import views
 from cosmati.ledger.derived.opened import DerivedLedger, open_derived
 from cosmati.ledger.derived.views import COLUMNS, NAMES, _fetched, _of_epoch, make_views, run_sql
 from cosmati.ledger.tables import Tables
@@ -26,7 +25,7 @@ from .test_verify import KEY, Item, write_signed
 duckdb = pytest.importorskip("duckdb", reason="the extra `queries` isn't installed")
 
 MANIFEST = "ab" * 32
-VOUCHED: Mapping[str, Any] = {
+VOUCHED: dict[str, Any] = {
     "policy_provenance": {"sources": [{"target": "policy/main/1"}]},
     "provenance": {"sources": [{"target": "data/a/b/3", "manifest_sha256": MANIFEST}]},
 }
@@ -278,13 +277,13 @@ def test_a_page_that_takes_too_long_or_fails_is_told_in_our_words() -> None:
 
 def test_what_was_answered_in_time_is_not_stopped_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[Any] = []
-    real = views.threading.Timer
+    real = threading.Timer
 
     def kept(*arguments: Any) -> Any:
         timers.append(real(*arguments))
         return timers[-1]
 
-    monkeypatch.setattr(views.threading, "Timer", kept)
+    monkeypatch.setattr(threading, "Timer", kept)
     assert list(_fetched(Pages([(1,)]), 3600.0)) == [(1,)]
     assert len(timers) == 2
     for timer in timers:

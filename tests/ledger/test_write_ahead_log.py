@@ -7,6 +7,7 @@ import hmac
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,9 @@ def test_what_is_read_is_what_was_laid_out(tmp_path: Path, base: int) -> None:
     assert found.entries == dict(enumerate(every, base))
     found.authenticate(SECRET)
     assert read(tmp_path, header).entries == {}
+    for one in (found, found.frames[0]):
+        with pytest.raises(FrozenInstanceError):
+            one.mac = b""  # type: ignore[misc]
 
 
 def test_a_chain_holds_with_its_own_secret_alone_and_the_part_that_does_not_is_named(tmp_path: Path) -> None:
