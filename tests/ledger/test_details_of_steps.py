@@ -294,3 +294,21 @@ def test_a_box_of_numbers_for_other_regions_is_refused() -> None:
     with pytest.raises(TamperError, match="gradient_norm '1' isn't a microbatch with a value for each region"):
         read(short, of=sealing(), keys=KEYS)
     assert read(short, of=sealing()).sealed.tolist() == [[False, True]]
+
+
+def test_cells_and_regions_are_told_apart_where_there_are_not_as_many() -> None:
+    """Of the same step as runs write it, and as it's read by itself: then its loss isn't asked for."""
+    for regions, num in ((("in", "mid", "out"), 3), (("all",), 1)):
+        routes = tuple((0.5,) * num for _ in range(2))
+        of = replace(tables(), regions=regions, routes=routes)
+        row, learnt = [1.0, 2.0, 3.0][:num], [[6.0, 0.0, 6.0][:num], [7.0, 0.0, 7.0][:num]]
+        given = {"gradient_norm": {"1": row}, "loss": 4.0, "sub_steps": [{"regions": [0, num - 1], "weights": [6, 7]}]}
+        if num == 1:
+            learnt = [[12.0], [14.0]]  # the region is named twice
+        for details, loss in ((given, 4.0), ({**given, "loss": "x"}, None)):
+            found = read({}, details, of=of)
+            assert plain(found.weights) == [[[1.5] * num, [2.0] * num], learnt]
+            assert plain(found.norms) == [[[None] * num] * 2, [[None] * num, row]]
+            assert plain(found.losses) == [None, loss]
+            assert found.routes(block_of([{}], of)).tolist() == [[[0.5] * num] * 2]
+    assert read(of=replace(tables(), regions=())).weights.shape == (0, 2, 0)
