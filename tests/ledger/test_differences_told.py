@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -55,7 +55,11 @@ def compared(
 
 def test_a_difference_names_its_step_where_it_is_of_one() -> None:
     assert str(LedgerDifference(0, "loss", "1", "2")) == "step 0, loss: 2, and the ledger says 1"
-    assert str(LedgerDifference(None, "what", "a", "b")) == "what: b, and the ledger says a"
+    one = LedgerDifference(None, "what", "a", "b")
+    assert str(one) == "what: b, and the ledger says a"
+    with pytest.raises(FrozenInstanceError):
+        one.what = "else"  # type: ignore[misc]
+    assert not hasattr(one, "__dict__")
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -154,7 +158,7 @@ def test_all_that_differs_is_told_in_the_entrys_order_then_by_the_details_names(
     (entry, details), root = step_entry(1), digest("root")
     cells = list(entry.microbatches)
     cells[0] = replace(cells[0], weight=9.0, num_rows=0)
-    cells[3] = replace(cells[3], route_id=2, band=4)
+    cells[3] = replace(cells[3], route_id=2, band=4, class_id=0, row_commitment=root)
     other = replace(entry, policy_digest=digest("x"), parameter_root=root, microbatches=tuple(cells))
     changed = {**details, "update_norm": [1.0, None], "loss": 3.0, "gradient_norm": {}, "entropy": {"0": [1.0, 2.0]}}
     found, skipped = compared((other, changed), (entry, details))
@@ -163,8 +167,10 @@ def test_all_that_differs_is_told_in_the_entrys_order_then_by_the_details_names(
         "root of the parameters",
         "num rows, microbatch 0",
         "weight, microbatch 0",
+        "class, microbatch 3",
         "band, microbatch 3",
         "weight of its route in region near_output, microbatch 3",
+        "row commitment, microbatch 3",
         "entropy of region near_input, microbatch 0",
         "entropy of region near_output, microbatch 0",
         "entropy",
@@ -179,6 +185,7 @@ def test_all_that_differs_is_told_in_the_entrys_order_then_by_the_details_names(
         "update norm",
     ]
     assert skipped == set()
+    assert found[4] == "step 1, class, microbatch 3: 'news', and the ledger says 'open'"
     assert found[1].endswith(f"none, and the ledger says {root.hex()[:16]}")
     # Who logged no root said nothing of it.
     assert compared((entry, details), (replace(entry, parameter_root=root), details)) == ([], set())
