@@ -166,6 +166,8 @@ def test_what_is_usual_and_what_the_configuration_says_on() -> None:
         built = ScheduleFreeAdamW(weight_decay=0.125, decay_vectors=decay_vectors, **options).build(named)
         assert [one["weight_decay"] for one in built.param_groups] == decays
         assert all({key: one[key] for key in options} == options for one in built.param_groups)
+    [plain] = ScheduleFreeAdamW(lr=2.5e-3, weight_decay=0.5).build(named).param_groups
+    assert {key: value for key, value in plain.items() if key != "params"} == usual | {"weight_decay": 0.5}
     assert ScheduleFreeAdamW.owns == {"evaluation weights"}
 
 

@@ -75,6 +75,18 @@ def test_what_is_usual() -> None:
     assert {key: value for key, value in group.items() if key != "params"} == usual
 
 
+def test_a_configuration_is_plain_sgd_where_it_says_no_more() -> None:
+    named = [("w", Parameter(torch.ones(2, 2))), ("b", Parameter(torch.ones(2)))]
+    [group] = SGDW(lr=0.25, weight_decay=0.125).build(named).param_groups
+    assert {key: value for key, value in group.items() if key != "params"} == {
+        "lr": 0.25,
+        "momentum": 0.0,
+        "nesterov": False,
+        "weight_decay": 0.125,
+        "full_lr": 0.25,
+    }
+
+
 @pytest.mark.parametrize("decay_vectors", [True, False])
 def test_the_configuration_says_it_all_on(decay_vectors: bool) -> None:
     named = [("w", Parameter(torch.ones(2, 2))), ("b", Parameter(torch.ones(2)))]
@@ -107,11 +119,12 @@ def test_ranges_hold_their_lower_ends_alone(lr: float, momentum: float, decay: f
     def configured() -> object:
         return SGDW(lr=lr, momentum=momentum, weight_decay=decay)
 
-    for make in (by_hand, configured):
+    told = f"SGDW can't use lr={lr}, momentum={momentum}, weight_decay={decay}. Use lr >= 0"
+    of_rate = told if lr >= 0 else f"SGDW(lr={lr}): a learning rate is a number >= 0."
+    for make, says in ((by_hand, told), (configured, of_rate)):
         if not is_refused:
             assert make() is not None
             continue
         with pytest.raises(PlanError) as caught:
             make()
-        told = f"SGDW can't use lr={lr}, momentum={momentum}, weight_decay={decay}. Use lr >= 0"
-        assert str(caught.value).startswith((told, f"SGDW(lr={lr}): a learning rate is a number >= 0."))
+        assert str(caught.value).startswith(says)
