@@ -186,7 +186,7 @@ def test_regions_with_one_reason_are_named_together_and_alone_it_has_no_name() -
             "rules": [{"class": "a", "region": "head", "weight": 1}],
         }
     )
-    found = _because(tables(), three, "a", 0, 1)
+    found = _because(graded, three, "a", 1, 1)
     assert found == (f"body, tail: {DEFAULT}", f"head: class a, region head: weight 1 ({ONLY})")
     alone = {name: value for name, value in TEXT.items() if name not in ("regions", "attenuate", "measures")}
     assert _because(tables(), PolicyFile.model_validate(alone), "a", 0, 1) == (f"{rule})",)
