@@ -89,6 +89,17 @@ def test_rows_are_counted_by_tables_class_band_and_phase_where_their_steps_stand
     assert proposals(made, "b") == [one for one in expected if one.class_name == "b"]
 
 
+def test_each_kind_and_phase_has_the_reason_of_its_own() -> None:
+    told = {"policy_text": TEXT, "phases": [["warm", 0, 4], ["main", 4, 10]]}
+    graded = tables(bands=("low", "high"), kinds=((0, {"trust": "low"}), (0, {"trust": "high"})), details=told)
+    found = {(one.class_name, one.kind, one.start_step): one.because for one in proposals(ledger([graded], []))}
+    for start in (0, 4):
+        assert [len(found["a", kind, start]) for kind in ("low", "high")] == [2, 1]
+    for kind in ("low", "high"):
+        assert found["b", kind, 0][0].startswith("class b, phase warm: defer (")
+        assert found["b", kind, 4] == (DEFAULT,)
+
+
 def test_phases_of_which_no_step_stands_are_left_out() -> None:
     for step, spans in (
         (4, [(0, 0, 4), (1, 4, 10)]),
