@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from cosmati import optim
 from cosmati.errors import PlanError
 from cosmati.optim import SGD, AdamW, Constant, Cosine, Muon, Optimizer, assign_parameters, matrices
 from cosmati.optim.adamw import BoundedAdamW
@@ -110,6 +111,15 @@ def test_a_configuration_has_a_rate_and_a_schedule_that_is_made(kind: Any) -> No
         kind(lr=1.0, schedule=foreign)
     assert "is no schedule" not in str(caught.value)
     assert "Cosine" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["SGDW", "Aurora", "Lion", "NorMuon", "ScheduleFreeAdamW", "Sophia", "SOAP"])
+def test_what_has_checks_of_its_own_has_those_of_all(name: str) -> None:
+    required = {"num_labels": 1} if name == "Sophia" else {}
+    with pytest.raises(PlanError, match=rf"^{name}\(lr=-1\.0\): a learning rate is a number >= 0\.$"):
+        getattr(optim, name)(lr=-1.0, **required)
+    with pytest.raises(PlanError, match=rf"^{name}\(schedule=0\.5\) is no schedule"):
+        getattr(optim, name)(lr=1.0, schedule=0.5, **required)
 
 
 class Flat:
