@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -28,8 +29,9 @@ from cosmati.train.gradients import StepGradients, StepInput, StepPasses
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.layout.whole_step import WholeStep
+from cosmati.train.leaf_facts import LeafFacts
 from cosmati.train.prepare import prepare
-from cosmati.train.routes import Route
+from cosmati.train.routes import Route, Router
 from cosmati.train.timing import Stopwatch
 
 
@@ -351,58 +353,31 @@ def test_each_microbatch_draws_by_its_position(monkeypatch: pytest.MonkeyPatch) 
     assert not {one[2] for one in seen} & {one[2] for one in first}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "num", "policy", "scale"),
-    [(1, 1, None, None), (1, 1, object(), 1.0), (3, 2, None, 1 / 4), (4, 2, None, 1 / 8), (5, 3, None, 1 / 8)],
-)
-def test_the_scale_is_the_power_of_two_at_or_above_one_over_the_size(
-    tokens: int, num: int, policy: object, scale: float | None
-) -> None:
-    passes: Any = object.__new__(StepPasses)
-    passes._a = SimpleNamespace(policy=policy)
-    step: Any = SimpleNamespace(routes=[None] * num, num_tokens=tokens)
-    assert StepPasses._scale(passes, step) == scale
+def test_ranks_are_compared_before_the_first_step_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, compared = World(2), list[object]()
+    monkeypatch.setattr(gradients, "refuse_unlike_parts", lambda a, roots, objective, batch: compared.append(batch))
+    for number in (3, 3):
+        step = world.step(number=number)
+        world.passes._compare(step, world.assembly.turns[0])
+        assert compared[:1] == compared
+    assert len(compared) == 1
 
 
-def test_the_objective_of_a_scalar_is_itself_in_the_scale() -> None:
-    value = torch.tensor(3.0, requires_grad=True)
-    assert gradients._objective(value, None)[0] is value
-    objective, loss, weight = gradients._objective(value, 0.25)
-    assert (float(objective.detach()), float(loss), weight) == (0.75, 3.0, 1.0)
-    assert not loss.requires_grad  # type: ignore[union-attr]
+def test_labels_of_packs_are_told_by_class_and_what_a_class_has_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    router = Router(None, REGIONS, (0, 1))
+    monkeypatch.setattr(router, "running", lambda route, batch, device: told.append((route, batch)) or nullcontext())
+    world = World(2, router=router)
+    tokens: Any = SimpleNamespace(teachers=lambda own: own, mixed=frozenset())
+    step = world.step(world.routes((1, {"tokens": tokens})))
 
+    def microbatch(slot: object, batch: Batch, position: Position, *given: object) -> LeafFacts:
+        own = torch.tensor([3.0, 1.0], dtype=torch.float64) if position.microbatch else None
+        return LeafFacts(6.0, 2.0, 3.0, 0.0, 0.0, labels=own)
 
-@pytest.mark.parametrize(
-    ("weight", "scale", "expected"),
-    [
-        (4.0, None, (3.5, 14.0, 4.0)),
-        (4.0, 0.5, (7.0, 14.0, 4.0)),
-        (0.0, 0.5, (0.0, 0.0, 0.0)),
-        (torch.tensor(4.0), 0.5, (7.0, 14.0, 4.0)),
-        (torch.tensor(0.0), 0.5, (0.0, 0.0, 0.0)),
-    ],
-)
-def test_the_objective_of_a_loss_has_its_terms_by_weight_and_nothing_where_it_weighs_nothing(
-    weight: float | Tensor, scale: float | None, expected: tuple[float, ...]
-) -> None:
-    total = torch.tensor(6.0, requires_grad=True)
-    result = Loss(total, weight, aux={"a": torch.tensor(1.5), "b": torch.tensor(0.5)})
-    objective, loss, own = gradients._objective(result, scale)
-    assert tuple(float(torch.as_tensor(one).detach()) for one in (objective, loss, own)) == expected
-    assert objective.requires_grad
-    assert not loss.requires_grad  # type: ignore[union-attr]
-
-
-def test_denominators_count_what_may_teach_and_of_packs_the_part_of_their_labels() -> None:
-    tokens: Any = SimpleNamespace(teachers=lambda own: torch.stack([own[0], own.sum()]))
-    routes = [
-        Route(0, 0, 0, (0.0, 0.5), offered=True),
-        Route(-1, 0, -1, (1.0, 1.0), offered=True, tokens=tokens),
-        Route(-1, 0, -1, (1.0, 1.0), offered=True, tokens=tokens),
-    ]
-    labels = torch.tensor([[9.0, 9.0], [1.0, 3.0], [0.0, 0.0]], dtype=torch.float64)
-    weights = torch.tensor([2.0, 8.0, 5.0], dtype=torch.float64)
-    passes: Any = object.__new__(StepPasses)
-    found = StepPasses._denominators(passes, weights, routes, 0.25, labels)
-    assert found.tolist() == [0.25 * 8 * 1 / 4, 0.25 * (2 + 8)]
-    assert found.dtype is torch.float64
+    monkeypatch.setattr(world.passes, "_microbatch", microbatch)
+    found = world.run(step)
+    assert told == list(zip(step.routes, step.batches, strict=True))
+    assert found.labels is not None
+    assert found.labels.tolist() == [[0.0, 0.0], [3.0, 1.0]]
+    assert (float(found.loss), found.weights.tolist(), found.num_rows.tolist()) == (3.0, [2.0, 2.0], [3.0, 3.0])
