@@ -17,7 +17,7 @@ from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import Loss
 from cosmati.errors import BatchError, DataError
 from cosmati.train import evaluation
-from cosmati.train.evaluation import Evaluation, Stateful, accuracy, evaluate, try_out
+from cosmati.train.evaluation import Evaluation, Stateful, accuracy, batches, evaluate, try_out
 from cosmati.train.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -361,3 +361,36 @@ def test_what_is_tried_out_and_fails_leaves_the_state_too() -> None:
     with pytest.raises(BatchError, match="no"):
         try_out(model, Evaluation(DATA, {"m": metric}), CPU, nullcontext())
     assert model.get_buffer("running_mean").tolist() == [0.0] * 3
+
+
+def test_rows_and_a_ranks_share_are_no_batches() -> None:
+    with pytest.raises(DataError, match="gives rows one by one, or no rows, and batches are meant"):
+        Evaluation(torch.ones(3, 2))
+    share: Any = DataLoader(torch.arange(4.0)[:, None], batch_size=2)  # type: ignore[arg-type]
+    share.num_replicas, share.rank = 2, 0
+    with pytest.raises(DataError, match="gives each of 2 ranks a share of its own"):
+        Evaluation(share)
+
+
+def test_a_batch_that_a_metric_changes_is_told_by_its_number() -> None:
+    def writes(model: nn.Module, data: Any) -> float:
+        if data[0][0, 0] == 1:
+            data[0].add_(1)
+        return 0.0
+
+    data = [(torch.full((2, 3), float(i)), torch.zeros(2)) for i in range(3)]
+    with pytest.raises(DataError, match="Batch 1 of the data to evaluate on was changed in place"):
+        run({"m": writes}, data)
+
+
+def test_what_feeds_a_stateful_metric_is_its_own() -> None:
+    noting = Noting()
+    assert run({"s": Stateful(noting, lambda model, data: (model, 7))}, DATA[:1]) == {"s": 3.0}
+    assert noting.told[1][1] == 7
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(2, [2, 2, 1]), (5, [5]), (7, [5]), (1, [1] * 5)])
+def test_a_nest_is_cut_into_batches_of_so_many_rows(rows: int, sizes: list[int]) -> None:
+    found = batches((torch.arange(5), torch.arange(5) + 10), rows)
+    assert [len(one[0]) for one in found] == sizes
+    assert torch.cat([one[1] for one in found]).tolist() == [10, 11, 12, 13, 14]

@@ -160,6 +160,14 @@ def test_draws_are_keyed_by_pass_and_batch_and_the_first_ones_follow_the_start()
     assert found == expected
 
 
+def test_without_a_seed_it_is_zero() -> None:
+    with torch.random.fork_rng():
+        own = IterableFeed(Loader(lambda _: iter([torch.rand((1, 1))])), 1, generators=DefaultGenerators(CPU))
+        found = taken(own, 0)
+        DefaultGenerators(CPU).seed(position_key(0, "data", 0, 0))
+        assert found == [[float(torch.rand(()))]]
+
+
 def test_what_is_read_by_position_draws_by_the_step() -> None:
     class Drawing(Sequence[Tensor]):
         def __len__(self) -> int:
@@ -281,15 +289,17 @@ class Keyed:
     def class_id(self, step: int, index: int) -> int | None:
         return None
 
-    def resize(self, *given: object) -> None:
-        raise NotImplementedError
-
 
 def test_a_step_that_comes_whole_is_cut_by_class() -> None:
     whole = OrderedFeed(Keyed(), 2, is_whole=True)
     found = [batch.lineage.class_ids.tolist() for batch in whole.again(1)]
     assert found == [[0, 0], [1, 1]]
     assert isinstance(whole.whole(Clock()), Batch)
+    untold = Keyed()
+    untold.told = False
+    assert isinstance(OrderedFeed(untold, 2).whole(Clock()), Batch)
+    with pytest.raises(PlanError, match="A policy needs rows with classes, and Keyed has none"):
+        OrderedFeed(untold, 2, is_whole=True).whole(Clock())
     assert (whole.has_ended, whole.sees_changes, whole.is_positional) == (False, False, True)
     assert (list(whole.generators), whole.doubt, whole.num_passes) == ([], "", 0)
     assert in_microbatches(whole) is None
