@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -234,3 +234,124 @@ class TestLoadersWithAState:
         with pytest.warns(UserWarning, match="goes on with other rows than it would have had: batch 2 of this pass"):
             assert taken(other, 3)[0][0] == 4.0
         assert "the state of Counting doesn't have what its workers draw" in other.doubt
+
+
+def test_a_pass_that_is_begun_anew_draws_as_it_did() -> None:
+    for num in (1, 2, 5):
+        with torch.random.fork_rng():
+            whole = taken(IterableFeed(shuffled(), 1, seed=7, generators=DefaultGenerators(CPU)), *range(num + 5))
+            own = IterableFeed(shuffled(), 1, seed=7, generators=DefaultGenerators(CPU))
+            taken(own, *range(num))
+            own.close()
+            assert taken(own, *range(num, num + 5)) == whole[num:]
+
+
+def test_who_can_say_its_place_and_not_take_it_is_read_again() -> None:
+    for name in ("state_dict", "load_state_dict"):
+        loader: Any = of(1, 2)
+        setattr(loader, name, dict)
+        own = IterableFeed(loader, 1)
+        taken(own, 0)
+        assert "loader" not in own.state()
+        assert not own.is_positional
+
+
+def test_what_ended_has_no_first_batch_and_no_last_one() -> None:
+    own = IterableFeed(iter([torch.ones(1)]), 1)
+    assert taken(own, 0, 1) == [[1], None]
+    state = own.state()
+    assert (state["passes"], state["batches"], state["first"], state["last"]) == (1, 0, None, None)
+
+
+def test_a_batch_may_be_like_the_first_one() -> None:
+    assert taken(IterableFeed(of(1, 1, 1), 1), 0, 1, 2, 3) == [[1, 1]] * 4
+    assert taken(resumed(of(1, 1, 1, 1), of(1, 1, 1, 1), 2), 2, 3) == [[1, 1]] * 2
+
+
+def test_the_state_that_is_kept_of_a_loader_is_of_this_pass() -> None:
+    class Passes:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def __iter__(self) -> Iterator[Tensor]:
+            self.number += 1
+            for self.place in range(4):
+                yield torch.full((1, 1), float(self.place))
+
+        def state_dict(self) -> dict[str, int]:
+            return {"number": self.number, "place": self.place}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise AssertionError
+
+    own = IterableFeed(Passes(), 1)
+    taken(own, 0, 1, 2)
+    assert own.state()["loader"] == {"number": 1, "place": 0}
+    taken(own, 3, 4, 5, 6)
+    assert own.state()["loader"] == {"number": 2, "place": 0}
+
+
+def test_what_a_step_has_changed_is_seen_before_the_next_batch() -> None:
+    batches = [torch.ones(1, 1), torch.ones(1, 1)]
+    own = IterableFeed(Loader(lambda _: iter(batches)), 1)
+    first = own.whole(Clock())
+    assert first is batches[0]
+    batches[0].add_(1)
+    taken(own, 1)
+    with pytest.raises(DataError, match="changed in place"):
+        IterableFeed(Loader(lambda _: iter(batches)), 1).whole(Clock())
+
+
+def test_what_is_read_by_position_is_compared_where_it_goes_on() -> None:
+    class Made(Sequence[Tensor]):
+        def __init__(self, *numbers: float) -> None:
+            self.numbers = numbers
+
+        def __len__(self) -> int:
+            return len(self.numbers)
+
+        def __getitem__(self, index: Any) -> Any:
+            return torch.full((1, 1), self.numbers[index])
+
+    own = IterableFeed(Made(1, 2, 3), 1)
+    taken(own, 0, 1)
+    for numbers, is_same in (((1, 2, 3), True), ((9, 2, 3), False), ((1, 9, 3), False)):
+        other = IterableFeed(Made(*numbers), 1)
+        other.restore(own.state(), Clock(step=2))
+        if is_same:
+            assert taken(other, 2) == [[3]]
+        else:
+            with pytest.raises(DataError, match="of the data is another one now"):
+                taken(other, 2)
+
+
+def test_a_run_that_had_not_begun_goes_on_with_the_generators_that_it_had() -> None:
+    state = IterableFeed(shuffled(), 1).state()
+    other = IterableFeed(shuffled(99), 1)
+    other.restore(state, Clock())
+    assert taken(other, 0, 1, 2, 3) == taken(IterableFeed(shuffled(), 1), 0, 1, 2, 3)
+
+
+def test_what_a_loader_draws_as_it_goes_on_follows_what_it_had_drawn() -> None:
+    class Drawing:
+        def __init__(self, seed: int) -> None:
+            self.generator = torch.Generator().manual_seed(seed)
+
+        def __iter__(self) -> Iterator[Tensor]:
+            own = float(torch.randint(1000, (), generator=self.generator))
+            for place in range(5):
+                yield torch.tensor([[own + place / 10]])
+
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            assert state == {}
+
+    own = IterableFeed(Drawing(1), 1)
+    taken(own, 0)
+    other = IterableFeed(Drawing(2), 1)
+    other.restore(own.state(), Clock(step=1))
+    drawn_first = torch.Generator().manual_seed(1)
+    expected = [float(torch.randint(1000, (), generator=drawn_first)) for _ in range(2)]
+    assert taken(other, 1) == [[expected[1]]]

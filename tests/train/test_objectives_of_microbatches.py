@@ -70,3 +70,11 @@ def test_denominators_count_what_may_teach_and_of_packs_the_part_of_their_labels
     found = StepPasses._denominators(passes, weights, routes, 0.25, labels)
     assert found.tolist() == [0.25 * 8 * 1 / 4, 0.25 * (2 + 8)]
     assert found.dtype is torch.float64
+
+
+def test_on_an_accelerator_a_weight_is_not_waited_for() -> None:
+    total, weight = torch.ones((), device="meta", requires_grad=True), torch.ones((), device="meta")
+    objective, loss, own = gradients._objective(Loss(total, weight), 0.5)
+    assert objective.is_meta
+    assert own is weight
+    assert not loss.requires_grad  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ from cosmati.core.batch import Batch, Lineage
 from cosmati.core.clock import Clock
 from cosmati.core.loss import Classification
 from cosmati.core.method import Method, Stage
+from cosmati.core.rng import DefaultGenerators
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
 from cosmati.optim import SGD, Cosine, Muon
@@ -24,6 +25,7 @@ from cosmati.train.config import RunConfig
 from cosmati.train.feed import IterableFeed, OrderedFeed
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.prepare import Prepared, prepare
+from cosmati.train.ranks import Ranks
 
 TAXONOMY = Taxonomy("t", "1", (("cold", ""), ("hot", ""), ("warm", "")))
 HEAD = 'version: 1\ntaxonomy: t\nregions: {body: {params: ["0.*"]}, head: {params: ["1.*"]}}\n'
@@ -131,6 +133,10 @@ def test_without_a_source_classes_are_the_policys() -> None:
     assert facts.rows_per_microbatch is None
     with pytest.raises(PlanError, match="A policy needs rows with classes"):
         prepared([ROWS])
+    feed = prepared(iter([ROWS]), None).feed
+    assert isinstance(feed, IterableFeed)
+    assert isinstance(feed._ranks, Ranks)
+    assert isinstance(feed._generators, DefaultGenerators)
     plain = prepared([ROWS], None).assembly
     assert plain.router.class_names == ()
     assert not plain.plan.facts.regroups
@@ -264,5 +270,5 @@ def test_what_was_prepared_is_at_hand() -> None:
     assert a.policy is not None
     assert a.policy.policy_digest == load_policy(FREE).digest
     assert ready.identity["policy"] == load_policy(FREE).digest.hex()
-    assert (a.device, a.image_size, a.deferred_rows.num_waiting()) == (torch.device("cpu"), None, {})
+    assert (a.device, a.image_size, a.deferred_rows.num_waiting) == (torch.device("cpu"), None, {})
     assert prepared(None, None).assembly.regions.names == ("all",)

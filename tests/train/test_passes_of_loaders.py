@@ -326,3 +326,12 @@ def test_a_lists_early_steps_are_told_once_more_as_they_were_cut() -> None:
     assert list(own.again(2)) == []
     plain = IterableFeed(data, 2)
     assert [one.lineage.class_ids.tolist() for one in plain.again(0)] == [[0, 1], [0, 1]]
+
+
+def test_a_lists_own_names_of_classes_are_those_of_the_policy_where_there_is_one() -> None:
+    batch = of_class(0, 0)
+    named = Batch(batch.data, batch.lineage.by_names(("b", "a")))
+    (governed,) = IterableFeed([named], 1, class_names=["a", "b"]).again(0)
+    assert governed.lineage.class_ids.tolist() == [1, 1]
+    (plain,) = IterableFeed([named], 1).again(0)
+    assert plain.lineage.class_ids.tolist() == [0, 0]
