@@ -61,6 +61,40 @@ def test_a_forward_of_a_layers_own_is_tried() -> None:
     assert (list(statistics.layers), statistics.unlike) == (["0"], ["1"])
 
 
+class Scaled(nn.BatchNorm1d):
+    """A plain BatchNorm, and something after it."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).relu()
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.3, None])
+def test_a_layer_of_any_momentum_is_tried_by_one(momentum: float | None) -> None:
+    layer = Scaled(3, momentum=momentum)
+    statistics = BatchNormStatistics(nn.Sequential(layer))
+    assert (list(statistics.layers), statistics.rounded) == (["0"], ())
+    assert layer.momentum == momentum
+
+
+class Scaled2d(nn.BatchNorm2d):
+    """Takes images alone."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).relu()
+
+
+class Scaled3d(nn.BatchNorm3d):
+    """Takes volumes alone."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).relu()
+
+
+def test_a_layer_is_tried_by_rows_of_a_shape_that_it_takes() -> None:
+    statistics = BatchNormStatistics(nn.Sequential(Scaled(3), Scaled2d(3), Scaled3d(3)))
+    assert (list(statistics.layers), statistics.unlike) == (["0", "1", "2"], [])
+
+
 def test_layers_without_statistics_are_left_out() -> None:
     statistics = BatchNormStatistics(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3)))
     assert (statistics.layers, statistics.unlike, statistics.row_coupled, statistics.rounded) == ({}, [], (), ())

@@ -339,8 +339,7 @@ def test_what_a_loader_draws_as_it_goes_on_follows_what_it_had_drawn() -> None:
 
         def __iter__(self) -> Iterator[Tensor]:
             own = float(torch.randint(1000, (), generator=self.generator))
-            for place in range(5):
-                yield torch.tensor([[own + place / 10]])
+            return iter([torch.tensor([[own + place / 8]]) for place in range(5)])
 
         def state_dict(self) -> dict[str, int]:
             return {}

@@ -147,6 +147,7 @@ def test_facts_of_a_source_and_of_a_loop_of_ones_own() -> None:
     assert (facts.regroups, facts.packed, facts.own_loop, facts.rows_per_microbatch) == (False, False, False, 3)
     assert facts.denied == (("hot", "body"),)
     assert (facts.host_clock, facts.owned, facts.never_offered) == (False, {}, ())
+    assert not prepared(None).assembly.budget.knows_rows
     own = prepared(None).assembly.plan.facts
     assert (own.regroups, own.own_loop, own.positional_data, own.rows_per_microbatch) == (False, True, True, None)
 
@@ -156,8 +157,9 @@ def test_statistics_that_are_rounded_matter_where_there_are_several_microbatches
         return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
 
     data = (ROWS[0].double(), ROWS[1])
-    several = prepared(InMemory(data, 12), None, model=model()).assembly.plan.facts
-    assert several.rounded_statistics == ("1",)
+    for num in (2, 4):
+        several = prepared(InMemory(data, 12), None, model=model(), config={"num_microbatches": num})
+        assert several.assembly.plan.facts.rounded_statistics == ("1",)
     one = prepared(InMemory(data, 12), None, model=model(), config={"num_microbatches": 1}).assembly.plan.facts
     assert (one.rounded_statistics, one.row_coupled_layers) == ((), ("1",))
 
@@ -184,6 +186,13 @@ def test_rows_that_cannot_wait_are_refused_or_told() -> None:
     with pytest.warns(UserWarning, match="defers warm in one"):
         ready = prepared(None, LATE)
     assert ready.assembly.plan.facts.never_offered == ("rows of warm in one that your loop doesn't give again later",)
+    warm = Batch(ROWS[0][:2], Lineage(torch.arange(2), torch.full((2,), 2)), class_id=2)
+    a = ready.assembly
+    a.deferred_rows.see([warm], [2], 0, a.router)
+    assert a.deferred_rows.num_waiting == {"warm": 2}, "and no second warning"
+    a = prepared(source(names=("cold", "hot", "warm")), LATE).assembly
+    with pytest.warns(UserWarning, match="warm"):
+        a.deferred_rows.see([warm], [2], 0, a.router)
 
 
 @pytest.mark.parametrize("num", [1, 2, 6])
@@ -272,3 +281,36 @@ def test_what_was_prepared_is_at_hand() -> None:
     assert ready.identity["policy"] == load_policy(FREE).digest.hex()
     assert (a.device, a.image_size, a.deferred_rows.num_waiting) == (torch.device("cpu"), None, {})
     assert prepared(None, None).assembly.regions.names == ("all",)
+
+
+def test_what_each_part_asks_for_is_given_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, tuple[Any, ...]] = {}
+
+    def spy(name: str) -> None:
+        own = getattr(module, name)
+
+        def noting(*given: Any) -> Any:
+            asked[name] = given
+            return own(*given)
+
+        monkeypatch.setattr(module, name, noting)
+
+    for name in (
+        "compute_whole",
+        "refuse_unsavable",
+        "find_couplings",
+        "sharded_as_asked",
+        "refuse_times",
+        "compile_given",
+    ):
+        spy(name)
+    ready = prepared(source())
+    a, given = ready.assembly, ready.given
+    assert (asked["compute_whole"], asked["refuse_unsavable"]) == ((given.model,), (a.model, given.loss))
+    assert asked["find_couplings"][0] is given
+    assert list(asked["find_couplings"][1]) == list(a.optimizers)
+    assert asked["find_couplings"][3:] == (a.model, a.budget)
+    assert asked["sharded_as_asked"][:4] == (given, a.model, a.regions, a.ranks)
+    assert asked["sharded_as_asked"][4] == a.plan
+    assert asked["refuse_times"][:4] == (given.config, a.budget, given.data, given.methods)
+    assert asked["compile_given"] == (given, a.regions, a.budget)
