@@ -140,6 +140,7 @@ def test_without_a_source_classes_are_the_policys() -> None:
     plain = prepared([ROWS], None).assembly
     assert plain.router.class_names == ()
     assert not plain.plan.facts.regroups
+    assert not plain.budget.knows_rows
 
 
 def test_facts_of_a_source_and_of_a_loop_of_ones_own() -> None:

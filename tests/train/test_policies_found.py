@@ -99,6 +99,7 @@ def test_nothing_is_looked_for_while_a_change_is_to_come(world: World) -> None:
     world.before_step(8)
     assert [one[0] for one in world.told] == ["close", "go by", "amend", "amend"]
     assert [one["step"] for one in world.continuity.policy_changes] == [7, 9], "the list itself, which grows"
+    assert world.told[-1][2] == [Change("policy.to_come", None, f"from step 9 on, by {OPERATOR}")]
 
 
 def test_another_rank_does_what_the_first_one_tells(world: World) -> None:
