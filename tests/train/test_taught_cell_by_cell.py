@@ -215,6 +215,12 @@ def test_microbatches_that_were_cut_are_cut_again_piece_by_piece() -> None:
     assert pieces == [[0, 1], [4, 5], [2, 3], [6, 7]]
 
 
+def test_a_steps_cells_say_into_how_many_pieces_it_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = again_of(rows(0, 4), chosen=chosen_of(2))
+    cells = [cell(commitment([[0], [1]], 0)), cell(commitment([[2], [3]], 1))]
+    assert list(again.cells(item_of(monkeypatch), entry_of(*cells), tables_of())) == [(0, 0, True), (1, 1, True)]
+
+
 def test_rows_that_cannot_be_had_again_are_told() -> None:
     again = again_of(rows(0, 4))
     for feed in (again._feed, None):
