@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,6 +228,11 @@ def test_rows_that_cannot_be_had_again_are_told() -> None:
         again._feed = feed
         with pytest.raises(LedgerError, match="rows of step 8 can't be had again: only a Source is read by position"):
             again._given(8, 1)
+
+
+def test_an_answer_stays_as_it_was_given() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RegionTaught("low", (1,), 1, 0).num_rows = 2  # type: ignore[misc]
 
 
 TABLES: Any = SimpleNamespace(regions=("low", "high", "none"), route=lambda cell, item: cell)

@@ -309,6 +309,17 @@ def test_one_counter_for_all_is_told_and_one_for_each_isnt() -> None:
     assert counts_together(scheduled(ours, believed, kinds[0](parameters)), weights) == (f"Own {COUNTS}",)
 
 
+@pytest.mark.parametrize("period", [3, 4, 5, 6])
+def test_a_counter_that_acts_every_few_steps_is_told(period: int) -> None:
+    def rule(own: Own, parameters: list[nn.Parameter]) -> None:
+        for p in parameters if own.count % period == 0 else ():
+            if p.grad is not None:
+                p.grad.mul_(2)
+
+    parameters, owners = parameters_and_regions()
+    assert counts_together(scheduled(with_rule(rule)(parameters)), pieces(parameters, owners)) == (f"Own {COUNTS}",)
+
+
 class Scales(Method):
     """Scales gradients by where it is called, and keeps what it was told."""
 
