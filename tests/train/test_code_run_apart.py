@@ -81,7 +81,7 @@ def by_global() -> None:
 
 def by_new_global() -> None:
     global fresh  # noqa: PLW0603
-    fresh = 1
+    fresh = 1  # type: ignore[name-defined]
 
 
 def by_default(held: list[int] = [], *, named: list[int] = []) -> None:  # noqa: B006  (what users do)
@@ -281,8 +281,8 @@ NOT_APART: dict[str, Callable[[], Any]] = {
     "what closes": Closes,
     "within": lambda: {"x": [(Closes(),)]},
     "held by an object": lambda: types.SimpleNamespace(it=Closes()),
-    "held by a partial": lambda: partial(len, Closes()),
-    "named by a partial": lambda: partial(len, it=Closes()),
+    "held by a partial": lambda: partial(id, Closes()),
+    "named by a partial": lambda: partial(dict, it=Closes()),
     "what a key is": lambda: {Closes(): 1},
     "a static method that caches": Cached,
     "a cached object": lambda: (thing(), thing)[1],

@@ -189,7 +189,7 @@ def test_the_first_floating_tensor_of_an_output_is_what_it_hands_on() -> None:
     for output in (one, (one, other), [whole, one], {"n": whole, "x": one}, (None, "text", {"x": (3, [one])}, other)):
         assert _first_tensor(output) is one
     assert _first_tensor(OrderedDict(loss=torch.tensor(1.0), logits=one)) is one, "a scalar has no samples"
-    for nothing in (
+    nothings: tuple[Any, ...] = (
         whole,
         torch.tensor(2.0),
         torch.ones(2, dtype=torch.complex64),
@@ -200,16 +200,19 @@ def test_the_first_floating_tensor_of_an_output_is_what_it_hands_on() -> None:
         {},
         3,
         {one},
-    ):
+    )
+    for nothing in nothings:
         assert _first_tensor(nothing) is None
     assert _first_tensor(["text", ["a"]]) is None
 
 
 def test_samples_are_rows_positions_or_places_of_an_image_with_its_channels() -> None:
-    for shape in ((5, 3), (2, 5, 3), (7,)):
+    shapes: tuple[tuple[int, ...], ...] = ((5, 3), (2, 5, 3), (7,))
+    for shape in shapes:
         output = torch.arange(float(math.prod(shape))).reshape(shape)
         assert torch.equal(_samples_of(output), output.reshape(-1, shape[-1]))
-    for shape in ((2, 3, 4, 5), (2, 3, 2, 2, 2)):
+    shapes = ((2, 3, 4, 5), (2, 3, 2, 2, 2))
+    for shape in shapes:
         output = torch.randn(shape)
         found = _samples_of(output)
         expected = [output[n][(slice(None), *at)] for n in range(2) for at in np.ndindex(shape[2:])]

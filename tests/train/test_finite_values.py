@@ -95,7 +95,8 @@ def test_finite_gradients_whose_norm_is_beyond_their_type_are_finite(device: tor
 def test_a_check_that_has_refused_goes_on_with_what_comes() -> None:
     check = FiniteCheck(RunConfig(), CPU)
     check.keeps_norms = False
-    for bad in (([bad_at(0)], []), ([], [bad_at(0)])):
+    bads: tuple[tuple[list[Tensor], list[Tensor]], ...] = (([bad_at(0)], []), ([], [bad_at(0)]))
+    for bad in bads:
         with pytest.raises(DivergenceError):
             check.check(LOSS, 0, *bad)
         check.check(LOSS, 1, [torch.ones(2)], [torch.ones(2)])
@@ -107,10 +108,10 @@ def test_a_check_that_has_refused_goes_on_with_what_comes() -> None:
 def test_of_pieces_every_rank_is_asked_and_any_tells(device: torch.device, keeps: bool) -> None:
     config = RunConfig(check_every=5)
 
-    def asked(cut: Cuts, piece: Tensor, **known: bool) -> list[bool]:
+    def asked(cut: Cuts, piece: Tensor, *, is_known: bool = False) -> list[bool]:
         check = FiniteCheck(config, device)
         check.keeps_norms = keeps
-        check.check(LOSS, 3, Pieces({"a": piece, "b": torch.ones(3)}, cut=cut), **known)
+        check.check(LOSS, 3, Pieces({"a": piece, "b": torch.ones(3)}, cut=cut), is_known=is_known)
         assert not keeps or check.gradient_norm == pytest.approx(2 * math.sqrt(float(piece.norm()) ** 2 + 3))
         return cut.asked
 
@@ -149,7 +150,8 @@ def test_the_norm_is_of_what_was_looked_at_last_and_may_be_asked_for_later() -> 
     assert check.gradient_norm == 5
     later = check.norm_later()
     check.check(LOSS, 1, [torch.tensor([2.0]), sparse(4.0, [1, 1])])
-    assert (later(), check.gradient_norm) == (5, pytest.approx(math.sqrt(4 + 64)))
+    assert later() == 5
+    assert check.gradient_norm == pytest.approx(math.sqrt(4 + 64))
     check.check(LOSS, 2, [])
     assert math.isnan(check.gradient_norm)
     check.keeps_norms = False
@@ -211,9 +213,9 @@ def test_what_a_checkpoint_is_about_to_hold_is_refused_by_the_first_names() -> N
     check = FiniteCheck(RunConfig(run_folder=Path("somewhere")), CPU)
     asked: list[bool] = []
 
-    def said(*given: Any, anywhere: Callable[[bool], bool] = bool) -> str:
+    def said(tensors: Any, free: Any = (), facts: Any = (), anywhere: Callable[[bool], bool] = bool) -> str:
         with pytest.raises(DivergenceError) as error:
-            check.publish(*given, anywhere=anywhere)
+            check.publish(tensors, free, facts, anywhere)
         found = re.fullmatch(rf"(.*): not saved\. Checkpoints before it are whole\. {MEND}.*", str(error.value))
         assert found is not None
         return found[1]

@@ -166,12 +166,13 @@ def test_it_ends_where_a_difference_or_somebody_ends_it(monkeypatch: pytest.Monk
     stops = World(monkeypatch, *SPANS, differs={4: True}, broken={4: ["b"], 0: ["never asked"]})
     one = stops.replayed(range(15))
     assert stops.taken == [(0, 4), (4, 8)]
-    assert (one.differences, one.doubts, one.is_interrupted) == (("d4",), ("b",), False)
+    assert [*map(str, one.differences)] == ["d4"]
+    assert (one.doubts, one.is_interrupted) == (("b",), False)
     ended = World(monkeypatch, *SPANS, ends={4: True})
     assert ended.replayed(range(15)).is_interrupted
     assert ended.taken == [(0, 4), (4, 8)]
     goes_on = World(monkeypatch, *SPANS, differs={4: False, 12: False})
-    assert goes_on.replayed(range(15), keep_going=True).differences == ("d4", "d12")
+    assert [*map(str, goes_on.replayed(range(15), keep_going=True).differences)] == ["d4", "d12"]
     assert goes_on.taken == [(0, 4), (4, 8), (8, 12), (12, 15)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Blinds:
 
     def __init__(self, forgotten: Sequence[int] = ()) -> None:
         self.forgotten, self.asked = forgotten, list[RowsAt]()
+
+    certificates: Mapping[str, int] = MappingProxyType({})
 
     def blinds(self, rows: RowsAt) -> list[bytes | None]:
         self.asked.append(rows)

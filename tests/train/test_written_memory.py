@@ -58,7 +58,7 @@ def test_a_tensors_region_is_that_of_its_array() -> None:
 def test_what_has_no_one_place_is_known_by_itself(make: Callable[[], Any]) -> None:
     part, other = make(), make()
     region, whole = Region.of(part), Region.of(torch.ones(3))
-    assert region == (None, id(part), 0, 0)
+    assert tuple(region) == (None, id(part), 0, 0)
     assert region.shares_memory(Region.of(part))
     assert not region.shares_memory(Region.of(other))
     assert not region.shares_memory(whole)

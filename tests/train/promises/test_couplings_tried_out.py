@@ -29,14 +29,14 @@ STEPS = 6
 NO_GRADIENT, ACROSS = "moves what has no gradient", "lets one region's gradients act on another's parameters"
 UNDECLARED = "doesn't say what it couples (`couples = frozenset()`, if it leaves regions apart)"
 COUNTS = "counts the steps in which another region alone has learnt"
-Rule = Callable[["Own", list[nn.Parameter]], None]
+Rule = Callable[[Any, list[nn.Parameter]], None]
 
 
 class Own(torch.optim.Optimizer):
     """Plain descent after a rule of the user's."""
 
     couples: ClassVar[frozenset[Coupling]] = frozenset()
-    rule: ClassVar[Rule] = staticmethod(lambda own, parameters: None)
+    rule: ClassVar[Any] = staticmethod(lambda own, parameters: None)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.125})
@@ -62,7 +62,7 @@ def parameters_and_regions(regions: Sequence[int] = REGIONS) -> tuple[list[nn.Pa
     return found, {id(p): region for p, region in zip(found, regions, strict=True)}
 
 
-def said_of(kind: type[torch.optim.Optimizer], regions: Sequence[int] = REGIONS) -> str:
+def said_of(kind: type[Own], regions: Sequence[int] = REGIONS) -> str:
     parameters, owners = parameters_and_regions(regions)
     groups: Any = [{"params": parameters[:1]}, {"params": parameters[1:]}] if parameters[1:] else parameters
     return optimizer_coupling(kind(groups), owners)
@@ -343,7 +343,7 @@ def test_a_run_with_a_policy_tells_of_methods_and_then_of_optimizers(monkeypatch
     def found(losses: Any, policy: object) -> tuple[str, ...]:
         methods = [GradientClipping(clipping_type="norm", clipping_threshold=1.0), Scales()]
         config = RunConfig(budget="7ba", seed=11)
-        declared = [SGD(lr=0.1), optimizers[1]]
+        declared: list[Any] = [SGD(lr=0.1), optimizers[1]]
         given = Ingredients(model, losses, None, declared, methods, cast("PolicyFile | None", policy), None, config)
         return find_couplings(given, scheduled(*optimizers), pieces(parameters, owners), model, budget)
 
