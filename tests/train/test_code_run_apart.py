@@ -18,6 +18,7 @@ from torch import nn
 
 from cosmati.train import apart as module
 from cosmati.train.apart import SharedError, apart
+from cosmati.train.timing import Stopwatch
 from tests.train import counting_file
 
 STATE: dict[str, Any] = {"calls": 0}
@@ -112,6 +113,32 @@ def thing() -> Setting:
     return Setting()
 
 
+@cache
+def filling(of: int) -> torch.Tensor:
+    ITEMS.append(of)
+    return torch.ones(1)
+
+
+class HeldInSlot:
+    __slots__ = ("call", "unset")
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def __call__(self) -> None:
+        self.call()
+
+
+def decorated(call: Callable[[], None]) -> Callable[[], None]:
+    """Wrap a function as a library does."""
+
+    def wrapper() -> None:
+        call()
+
+    wrapper.__module__ = "torch.somewhere"
+    return wrapper
+
+
 def by_cached() -> None:
     kept()["calls"] += 1
     bounded(3).add_(1)
@@ -181,6 +208,9 @@ FORMS: dict[str, Any] = {
     "partial": partial(by_helper),
     "partial of what is held": partial(lambda call: call(), by_global),
     "partial of what is named": partial(lambda call: call(), call=by_global),
+    "what a cached function does": partial(filling, 5),
+    "held in a slot": HeldInSlot(by_global),
+    "within a library's decorator": decorated(by_global),
     "property": partial(getattr, Setting(), "read"),
     "cached property": partial(getattr, Setting(), "once"),
 }
@@ -279,6 +309,7 @@ NOT_APART: dict[str, Callable[[], Any]] = {
     "an open file": io.BytesIO,
     "a logger": lambda: logging.getLogger("x"),
     "what closes": Closes,
+    "what belongs to a run": Stopwatch,
     "within": lambda: {"x": [(Closes(),)]},
     "held by an object": lambda: types.SimpleNamespace(it=Closes()),
     "held by a partial": lambda: partial(id, Closes()),
