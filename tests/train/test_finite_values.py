@@ -158,6 +158,7 @@ def test_the_norm_is_of_what_was_looked_at_last_and_may_be_asked_for_later() -> 
     check.check(LOSS, 3, [torch.ones(2)])
     assert math.isnan(check.gradient_norm)
     assert finite._numbers([torch.tensor(2.0), torch.tensor(0.5, dtype=torch.float64)]) == [2.0, 0.5]
+    assert finite._numbers([torch.tensor(1 / 3, dtype=torch.float64)]) == [1 / 3]
     assert finite._numbers([]) == []
 
 
