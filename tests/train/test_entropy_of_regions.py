@@ -137,6 +137,7 @@ def test_each_regions_last_module_is_read_once_for_each_microbatch(
 
 def test_nobody_looks_where_nobody_asks_or_after_the_step(profiled: tuple[Net, EntropyProfile, Tensor]) -> None:
     net, profile, x = profiled
+    assert profile.read() == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with profile.reading(is_on=False):
