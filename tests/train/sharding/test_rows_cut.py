@@ -80,6 +80,12 @@ def test_norms_are_those_of_whole_tensors_on_every_rank(threads: Threads) -> Non
         assert found == pytest.approx(expected, rel=1e-6)
 
 
+def test_what_one_rank_says_of_its_rows_is_so_anywhere(threads: Threads) -> None:
+    for says in ([], [1], [0, 1]):
+        told = threads.run(lambda ranks, says=says: cut_for(ranks).anywhere(ranks.rank in says))  # type: ignore[misc]
+        assert told == [bool(says)] * threads.world
+
+
 class Holds(nn.Module):
     def __init__(self) -> None:
         super().__init__()

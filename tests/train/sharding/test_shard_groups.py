@@ -50,6 +50,11 @@ def test_a_rank_gives_its_rows_of_each_parameter_and_zeros_to_the_same_length(ra
     assert made.gathered_from({name: piece.double() for name, piece in pieces.items()}).dtype is torch.float64
 
 
+def test_a_group_may_be_one_parameter() -> None:
+    alone = ShardGroup(0, nn.Identity(), ("bias",), ("bias",), {"bias": RowsCut((5,), WORLD)})
+    assert alone.gathered_from({"bias": torch.ones(1)}).tolist() == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("trained", [("weight", "bias", "scale"), ("bias", "scale"), ("weight",), ()])
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_a_ranks_part_of_the_sum_holds_its_pieces_of_what_learns(trained: tuple[str, ...], rank: int) -> None:
