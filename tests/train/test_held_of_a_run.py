@@ -61,6 +61,22 @@ class Cut(Whole):
     is_cut = True
 
 
+class Asked(Whole):
+    """Notes whose state it's asked for."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.asked: list[tuple[list[str], bool]] = []
+
+    def held_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, HeldSpan]:
+        self.asked.append((sorted(tensors), of_optimizers))
+        return super().held_state(tensors, of_optimizers=of_optimizers)
+
+    def own_state(self, tensors: Mapping[str, Tensor], *, of_optimizers: bool) -> dict[str, Tensor]:
+        self.asked.append((sorted(tensors), of_optimizers))
+        return super().own_state(tensors, of_optimizers=of_optimizers)
+
+
 def assembled(value: float, *, rank: int = 0, kind: type[Whole] = Whole, num_methods: int = 2) -> Assembly:
     """A model with two optimizers, each of which has taken a step, and two losses; everything follows from a value."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
@@ -142,6 +158,16 @@ def test_what_is_not_cut_is_the_first_ranks_where_each_writes_its_part(rank: int
     held = taken(assembled(2.0, rank=rank, kind=kind), Fed(5))
     assert held.state.keys() == OF_EACH | (set() if rank and kind is Cut else OF_THE_FIRST)
     assert held.facts["feed"]["place"] == 5, "facts are every rank's"
+
+
+def test_a_layout_is_told_whose_each_state_is() -> None:
+    first, other = assembled(2.0, kind=Asked), assembled(7.0, kind=Asked)
+    restore(a_copy(taken(first)), other, None)
+    adam = [f"0.weight/{name}" for name in ("exp_avg", "exp_avg_sq", "step")]
+    whose = [(adam, True), (["1.weight/momentum_buffer"], True), (["mean"], False), ([], False)]
+    for assembly in (first, other):
+        layout: Any = assembly.layout
+        assert layout.asked == whose
 
 
 class Keeps(Observer):
