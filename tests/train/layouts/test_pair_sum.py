@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmati.train.layout.pair_sum import PairSum
+from cosmati.train.layout.pair_sum import PairSum, clear, unshare
 
 Leaf = list[Tensor | None]
 
@@ -111,3 +112,82 @@ def test_the_last_leaf_is_taken_gradient_by_gradient(num: int) -> None:
         found.append(total.last(i, {}))
         assert tensor.grad is None
     assert same(found, [by_pairs([leaf[i] for leaf in given]) for i in range(4)])
+
+
+def test_what_somebody_has_left_behind_is_not_the_first_leaf() -> None:
+    """A loss may run a backward of its own between two slots."""
+    tensors = parameters()
+    total = PairSum(tensors)
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    total.lend()
+    assert all(tensor.grad is None for tensor in tensors)
+    backward(tensors, leaves(1)[0])
+    total.fold({})
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    total.lend()
+    assert same([tensor.grad for tensor in tensors], leaves(1)[0]), "the first leaf, where the second one is added"
+
+
+@pytest.mark.parametrize("num", [1, 2, 4, 8])
+@pytest.mark.parametrize("absent", [(), (0,), (1,), (0, 1), (2,), (3, 5, 7), tuple(range(8))])
+def test_the_last_leaf_may_be_brought_to_float32(num: int, absent: Sequence[int]) -> None:
+    tensors = [nn.Parameter(torch.zeros(4))]
+    generator = torch.Generator().manual_seed(num)
+    drawn = [torch.randn(4, generator=generator) * 10.0**n for n in range(num)]
+    given = [None if n in absent else one for n, one in enumerate(drawn)]
+    total = PairSum(tensors)
+    for n, one in enumerate(given):
+        total.lend()
+        if one is not None:
+            tensors[0].grad = torch.full((4,), math.nan)
+        widened = {} if one is None else {0: one.clone()}
+        if n < num - 1:
+            total.fold(widened)
+    # What lies there is of another type, and isn't part of the sum.
+    assert same([total.last(0, widened)], [by_pairs(given)])
+    assert tensors[0].grad is None
+
+
+def test_memory_of_a_gradient_that_was_summed_is_given_back_at_once() -> None:
+    """While gradients of other parameters are still to come."""
+    tensors = [nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    total = PairSum(tensors)
+    total.lend()
+    backward(tensors, [torch.ones(4), torch.ones(4)])
+    total.fold({})
+    total.lend()
+    backward(tensors, [torch.ones(4), None])
+    found = total.last(0, {})
+    assert found is not None
+    assert found.tolist() == [2.0] * 4
+    alive = weakref.ref(found)
+    del found
+    assert alive() is None
+
+
+def test_gradients_with_memory_of_their_own_are_left_as_they_are() -> None:
+    one, other = torch.ones(2), torch.zeros(2)
+    leaf: Leaf = [one, None, other]
+    unshare(leaf, range(3))
+    assert leaf[0] is one
+    assert leaf[2] is other
+    both: Leaf = [one, one.view(2), None, other]
+    unshare(both, [0, 2, 3])
+    assert both[0] is one, "only among those that are asked for"
+    unshare(both, [0, 1, 2])
+    assert both[2] is None
+    assert both[3] is other
+    assert {found.untyped_storage().data_ptr() for found in both[:2] if found is not None}.isdisjoint(
+        {one.untyped_storage().data_ptr()}
+    )
+    assert all(found is not None and torch.equal(found, one) for found in both[:2])
+
+
+def test_clearing_leaves_no_gradient_behind() -> None:
+    tensors = parameters()
+    for tensor in tensors[1:]:
+        tensor.grad = torch.ones_like(tensor)
+    assert clear(tensors) is None
+    assert all(tensor.grad is None for tensor in tensors)
