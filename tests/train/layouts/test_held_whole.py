@@ -71,6 +71,15 @@ def test_microbatches_are_those_of_the_rank() -> None:
     assert list(layout(2, 1)[0].mine) == [2, 3]
 
 
+def test_weights_are_read_as_they_are_unless_somebody_asks() -> None:
+    made = Whole(Mixed(), REGIONS, ranks_of(1), 4)
+    with made.step(((1.0, 1.0),) * 4, frozenset(range(4)), measure=False):
+        made.tensors[1].data.fill_(1.001)
+    kept = made.tensors[1].detach().clone()
+    with made.step(((1.0, 1.0),) * 4, frozenset(range(4)), measure=False):
+        assert torch.equal(made.tensors[1], kept)
+
+
 def test_complex_parameters_are_neither_narrow_nor_rounded() -> None:
     model = nn.Module()
     model.weight = nn.Parameter(torch.full((2,), 1.001 + 1j))
