@@ -166,12 +166,6 @@ def test_entry_0_says_whether_data_and_policy_are_signed(tmp_path: Path) -> None
     assert told(scan(tmp_path)[0])["signed"] == {"data": "declared"}
 
 
-def test_entry_0_says_which_kinds_of_rows_the_policy_tells_apart(tmp_path: Path) -> None:
-    write(tmp_path / "one", facts=run_facts(policy=POLICY))
-    assert not {"bands", "kinds"} & {*told(scan(tmp_path / "one")[0])}
-    assert len(POLICY.kinds) == 1
-
-
 def test_a_log_has_a_name_without_spaces_which_it_keeps(tmp_path: Path) -> None:
     write(tmp_path / "my  first+run")
     assert read_verifier_key(tmp_path / "my  first+run" / "ledger").name == "cosmati/my-first-run"
