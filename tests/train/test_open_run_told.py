@@ -304,3 +304,33 @@ def test_a_plan_that_was_broken_is_recorded_at_the_start(tmp_path: Path) -> None
         run.start(Clock(), plan=plan)
     assert "it was broken before" in (tmp_path / "run.json").read_text()
     closed(run)
+
+
+def test_facts_that_are_others_before_the_start_change_what_is_withheld() -> None:
+    told = Told()
+    run = started(told, facts={"policy": POLICY, "sensitive": POLICY.classes})
+    given = outcome(0)
+    run.report(given)
+    run.restate(sensitive=())
+    run.report(given)
+    assert [one is given for one in told.told] == [False, True]
+
+
+def test_what_is_on_its_way_is_published_before_the_facts_are_others(tmp_path: Path) -> None:
+    run = started(run_folder=tmp_path, checkpoint_async=True)
+    run.save(Clock(step=1), lambda: checkpoint(1))
+    run.amend(Clock(step=1), [])
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000001"]
+    closed(run, step=1)
+
+
+def test_a_run_that_goes_on_copies_what_lacks_a_copy(tmp_path: Path) -> None:
+    run = started(run_folder=tmp_path / "run")
+    run.save(Clock(step=1), lambda: checkpoint(1))
+    closed(run, step=1)
+    again = open_run(run_folder=tmp_path / "run", checkpoint_to=str(tmp_path / "copies"))
+    with again.opening():
+        again.start(Clock(step=1), state_digest=checkpoint(1).state_digest)
+    again.settle()
+    closed(again, step=1)
+    assert any("step-00000001" in path.as_posix() for path in (tmp_path / "copies").rglob("*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.finite import MAX_LEFT_OUT
 from cosmati.train.observers import History, Observer, StepOutcome
+from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.trainer import Trainer
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -260,3 +262,47 @@ def test_cadences_count_from_the_step_that_was_taken(num_microbatches: int) -> N
     evaluation = Evaluation(ROWS[:1], {"zero": lambda *_: 0.0})
     make(num_microbatches, evaluation=evaluation, observers=history, config={"evaluate_every": "4ba"}).fit()
     assert [clock.step for clock, *_ in history.evaluations] == [4, 6]
+
+
+@BOTH
+def test_rows_and_tokens_are_counted_each_by_itself(num_microbatches: int) -> None:
+    keeps, texts = Keeps(), [(torch.arange(24).view(4, 6), torch.zeros(4, 6, dtype=torch.int64))] * 2
+    model = nn.Embedding(24, 2)
+    make(
+        num_microbatches,
+        texts,
+        "2ba",
+        model=model,
+        observers=keeps,
+        loss=lambda model, data: model(data[0]).square().mean(),
+    ).fit()
+    assert [(one.clock.rows, one.clock.tokens) for one in keeps.outcomes] == [(4, 24), (8, 48)]
+
+
+@BOTH
+def test_a_batch_with_lineage_teaches_what_its_data_do(num_microbatches: int) -> None:
+    known = Batch(ROWS[0], Lineage(torch.arange(4), torch.zeros(4, dtype=torch.int64)), None)
+    trainers = [make(num_microbatches, data=None, budget="1ba") for _ in range(2)]
+    for trainer, rows in zip(trainers, (ROWS[0], known), strict=True):
+        with trainer:
+            trainer.step(rows)
+    assert weights(trainers[0]) == weights(trainers[1])
+
+
+def test_between_bare_steps_kernels_are_as_the_user_left_them() -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    trainer = make(data=None, budget="3ba")
+    for step in range(2):
+        trainer.step(ROWS[step])
+        assert torch.are_deterministic_algorithms_enabled() == before
+    with trainer:
+        assert torch.are_deterministic_algorithms_enabled()
+        trainer.step(ROWS[2])
+        assert torch.are_deterministic_algorithms_enabled()
+    assert torch.are_deterministic_algorithms_enabled() == before
+
+
+@BOTH
+def test_fit_ends_with_a_checkpoint(num_microbatches: int, tmp_path: Path) -> None:
+    make(num_microbatches, budget="3ba", config={"run_folder": tmp_path}).fit()
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")][0] == "step-00000003"
