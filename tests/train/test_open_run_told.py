@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +293,7 @@ def test_the_time_of_a_checkpoint_counts_from_the_last(monkeypatch: pytest.Monke
         clock.pass_by(seconds)
         due.append(run.checkpoint_is_due(Clock(step=step)))
         if due[-1]:
-            run.save(Clock(step=step), lambda step=step: checkpoint(step))
+            run.save(Clock(step=step), partial(checkpoint, step))
     assert due == [False, True, False, True]
     closed(run, step=4)
 
