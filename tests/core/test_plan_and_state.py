@@ -153,6 +153,9 @@ def test_the_plan_in_words() -> None:
     by_hand = make_plan([], Facts(num_microbatches=1, rows_per_microbatch=None, positional_data=True))
     assert by_hand.lines[0] == "V = 1 microbatches a step, as the batch gives rows each; rows are coupled by: nothing"
     assert describe(Coupled(rows=False)) == "Coupled(rows=False)"
+    # Tensors and arrays are compared item by item.
+    for rows in (torch.zeros(2), torch.zeros(2).numpy()):
+        assert describe(Coupled(rows=rows)) == f"Coupled(rows={rows!r})"
 
 
 def test_methods_by_stage_and_by_hook() -> None:

@@ -177,9 +177,17 @@ def describe(method: Method) -> str:
     options = [
         f"{f.name}={_repr(getattr(method, f.name))}"
         for f in dataclasses.fields(method)
-        if f.init and getattr(method, f.name) != f.default
+        if f.init and not _is_same(getattr(method, f.name), f.default)
     ]
     return f"{type(method).__name__}({', '.join(options)})"
+
+
+def _is_same(value: object, default: object) -> bool:
+    """Say whether an option is its default; of arrays and tensors, whether it's that very one."""
+    try:
+        return value is default or bool(value == default)
+    except (RuntimeError, ValueError):  # They're compared item by item.
+        return False
 
 
 def _repr(value: object) -> str:

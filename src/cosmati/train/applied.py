@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.loss import LossFunction
-from cosmati.core.method import Position, Stage, State
+from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators, position_key
@@ -51,7 +52,9 @@ class AppliedMethods:
         self._generators = generators
         self._tell = tell
         self._is_governed = policy is not None
-        self.states: dict[int, State] = {index: method.init(weights) for index, method in enumerate(plan.methods)}
+        self.states: dict[int, State] = {
+            index: _of_tensors(method, method.init(weights)) for index, method in enumerate(plan.methods)
+        }
         self._of_batch = [(plan.methods[i].stage.name.lower(), plan.methods[i]) for i in having("batch")]
         self._of_loss = having("loss")
         self._of_gradients = having("gradients")
@@ -109,4 +112,20 @@ class AppliedMethods:
         """Let states follow a commit."""
         for index in self._after:
             self._tell("after")
-            self.states[index] = self._methods[index].after(self.states[index], self._weights, position(), learnt)
+            method = self._methods[index]
+            state = method.after(self.states[index], self._weights, position(), learnt)
+            self.states[index] = _of_tensors(method, state)
+
+
+def _of_tensors(method: Method, state: State) -> State:
+    """Return a state; refuse one that no checkpoint would hold: the run would go on without it."""
+    if isinstance(state, dict) and all(issubclass(kind, Tensor) for kind in set(map(type, state.values()))):
+        return state
+    held = type(state).__name__
+    if isinstance(state, dict):
+        held = ", ".join(f"{name}: {type(value).__name__}" for name, value in state.items())
+    msg = (
+        f"{type(method).__name__}'s state is {held}, where checkpoints hold a dict of tensors. Keep a number "
+        "as a tensor: torch.tensor(0)."
+    )
+    raise PlanError(msg)

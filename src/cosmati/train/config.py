@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -328,10 +329,12 @@ class RunConfig(NamedSettings):
         return self.gather_precision == "bfloat16"
 
     def anchored(self) -> RunConfig:
-        """Return the settings with the run folder's place from the root: the process may change its directory."""
-        folder = self.run_folder
-        return (
-            self if folder is None or folder.is_absolute() else dataclasses.replace(self, run_folder=folder.absolute())
+        """Return the settings with places from the root: the process may change its directory, and `.` has no name."""
+        weights = self.load_weights
+        return dataclasses.replace(
+            self,
+            run_folder=None if self.run_folder is None else self.run_folder.absolute(),
+            load_weights=None if weights is None else Path(os.path.abspath(weights)),  # noqa: PTH100  (without `..`)
         )
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:

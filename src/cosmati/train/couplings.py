@@ -103,8 +103,10 @@ def counts_together(optimizers: Sequence[ScheduledOptimizer], weights: Pieces) -
             continue
         try:
             own = sorted({regions[id(p)] for group in optimizer.param_groups for p in group["params"]})
-            tells = [not torch.equal(*(_Trial(optimizer, regions).ends_beside(r, n) for n in (0, 2))) for r in own]
-            does = "counts the steps in which another region alone has learnt" if any(tells) else ""
+            # One and two: a counter may be asked for its parity.
+            ends = [[_Trial(optimizer, regions).ends_beside(r, n) for n in (0, 1, 2)] for r in own]
+            tells = any(not torch.equal(of_none, of_some) for of_none, *rest in ends for of_some in rest)
+            does = "counts the steps in which another region alone has learnt" if tells else ""
         except Exception as error:  # noqa: BLE001  (code of the user's own)
             does = f"can't be tried out ({type(error).__name__}: {error})"
         found += [f"{type(optimizer).__name__} {does}"] if does else []
@@ -226,8 +228,11 @@ def _among_gradients(method: Method, weights: Pieces, positions: Sequence[Positi
     for region, at in itertools.product(sorted(set(weights.regions.values())), positions):
         if any(weights.regions[name] != region for name in changed(region, None, at).names):
             return "gives a gradient to what has none"
-        one, other = (changed(region, scale, at).tensors for scale in (1.0, _SCALE))
-        if any(not torch.equal(one[name], other[name]) for name in one if weights.regions[name] != region):
+        one, other = (
+            {name: held for name, held in changed(region, scale, at).tensors.items() if weights.regions[name] != region}
+            for scale in (1.0, _SCALE)
+        )
+        if one.keys() != other.keys() or any(not torch.equal(one[name], other[name]) for name in one):
             return "lets one region's gradients act on another's"
     return ""
 

@@ -12,7 +12,7 @@ import types
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cosmati.train.reach import cached_results, methods_reached, names_in, said_by, strings_in
+from cosmati.train.reach import cached_results, methods_reached, names_in, said_by, said_within, strings_in
 from cosmati.train.user_code import CACHED, cell_content, files_imported, globals_touched, is_library
 from cosmati.train.user_objects import (
     LIBRARIES,
+    MAX_ITEMS,
     NAMESPACES,
     fields_and_setters,
     is_of_library,
@@ -51,8 +52,6 @@ _DATA, _CODE, _MAX_HOPS = 2, 1, 8
 _OF_FUNCTIONS = frozenset({"forward", "backward", "setup_context"})
 """Methods of `torch.autograd.Function`, which nobody calls by name."""
 _MAX_STATE_BYTES = 1 << 30
-_MAX_ITEMS = 1000
-"""Items of a container that are followed, each by itself."""
 _CODE_KINDS = (
     *(nn.Module, types.FunctionType, types.MethodType, partial),
     *(types.ModuleType, type, types.BuiltinFunctionType),
@@ -134,7 +133,7 @@ def _parts(value: object, seen: set[int]) -> Iterator[object]:
     if id(value) not in seen:
         seen.add(id(value))
         yield value
-        if is_container(value) and len(value) <= _MAX_ITEMS:
+        if is_container(value) and len(value) <= MAX_ITEMS:
             for item in [item for _, item in items_of(value)] if isinstance(value, Mapping) else list(value):
                 if is_container(item) or isinstance(item, _IN_PLACE):
                     yield from _parts(item, seen)
@@ -203,8 +202,9 @@ class _Walk:
         elif is_of_library(value) or not self._is_new((id(value), said)):
             return
         elif isinstance(value, nn.Module):
+            said = said_within(value, said)
             for name, module in value.named_modules():
-                said = yield from self._module(f"{path}.{name}".strip("."), module, depth, said)
+                yield from self._module(f"{path}.{name}".strip("."), module, depth, said)
         elif isinstance(value, types.ModuleType):
             yield from self._globals(path, vars(value), sorted(said), depth, said)
         elif isinstance(value, type):
@@ -213,10 +213,15 @@ class _Walk:
     def _data(self, path: str, value: object, depth: int, said: frozenset[str]) -> Iterator[Place]:
         if is_container(value):
             items = list(items_of(value)) if isinstance(value, Mapping) else list(enumerate(value))
-            for key, item in items[:_MAX_ITEMS]:
-                if leads_on(item):
-                    yield from self.inside(f"{path}[{key}]", item, depth + _DATA, said)
-            if any(map(leads_on, {type(item): item for _, item in items[_MAX_ITEMS:]}.values())):
+            for key, item in items[:MAX_ITEMS]:
+                if not leads_on(item):
+                    continue
+                within = f"{path}[{key}]"
+                if not is_container(item):
+                    yield from self.inside(within, item, depth + _DATA, said)
+                elif self._is_new((id(item), said)):
+                    yield from self.inside(within, item, depth, said)
+            if any(map(leads_on, {type(item): item for _, item in items[MAX_ITEMS:]}.values())):
                 yield Place(path.lstrip("."), "attribute", None, is_followed=False)
         # A container of the user's own class may keep something beside its items.
         if is_users_own(value) or (depth == 0 and hasattr(value, "__dict__")):
@@ -306,12 +311,8 @@ class _Walk:
             self._declared[id(function)] = _declared(kind)
             yield from self.inside(f"{path}.{function.__name__}", function, depth + _CODE)
 
-    def _module(
-        self, path: str, module: nn.Module, depth: int, said: frozenset[str]
-    ) -> Generator[Place, None, frozenset[str]]:
-        """Yield a module's places; return what its code, too, says of the modules within."""
-        functions = methods_reached(type(module), {"forward", *said})
-        said = said.union(*map(names_in, functions))
+    def _module(self, path: str, module: nn.Module, depth: int, said: frozenset[str]) -> Iterator[Place]:
+        functions = methods_reached(type(module), said | {"forward"})
         if self._is_new(id(module)):
             lost = module._non_persistent_buffers_set  # noqa: SLF001
             for name, parameter in module.named_parameters(recurse=False):
@@ -334,7 +335,6 @@ class _Walk:
                 # What forward names beside itself: a registry of losses, a counter of the file's.
                 yield from self._methods(path, type(module), [forward], depth)
         yield from self._methods(path, type(module), functions, depth)
-        return said
 
     def _hooks(self, path: str, hooks: Mapping[int, object] | None, depth: int) -> Iterator[Place]:
         for hook in list((hooks or {}).values()):

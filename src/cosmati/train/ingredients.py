@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import TypeVar, cast
@@ -45,3 +45,9 @@ class Ingredients:
 def listed(given: Sequence[T] | T, kind: type[T] | UnionType) -> Sequence[T]:
     """Return what the user gave as a list or alone, as a list."""
     return (given,) if isinstance(given, kind) else cast("Sequence[T]", given)
+
+
+def others_than(names: Collection[str], methods: Iterable[Method]) -> list[str]:
+    """Return the names of methods that aren't this library's of some names: a user's own may be called the same."""
+    kinds = [type(method) for method in methods]
+    return [k.__name__ for k in kinds if k.__name__ not in names or not k.__module__.startswith("cosmati.")]

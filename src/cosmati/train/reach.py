@@ -59,11 +59,21 @@ def said_by(losses: Iterable[object]) -> frozenset[str]:
 def functions_run(model: nn.Module, losses: Sequence[object]) -> list[types.FunctionType]:
     """Return the user's functions and methods that losses and forward passes run, as far as names tell."""
     functions = _run_by(losses)
-    said = names_said(functions)
-    for module in model.modules():
-        own = methods_reached(type(module), {"forward", *said})
-        functions, said = functions + own, said.union(*map(names_in, own))
+    said = said_within(model, names_said(functions)) | {"forward"}
+    for kind in dict.fromkeys(map(type, model.modules())):
+        functions += methods_reached(kind, said)
     return functions + hooks_of(model.modules())
+
+
+def said_within(model: nn.Module, said: frozenset[str]) -> frozenset[str]:
+    """Return some names, and those in the methods of a model's modules that they lead to, whichever comes first."""
+    kinds = dict.fromkeys(map(type, model.modules()))
+    while True:
+        run = [function for kind in kinds for function in methods_reached(kind, said | {"forward"})]
+        more = said.union(*map(names_in, run))
+        if more == said:
+            return said
+        said = more
 
 
 def _run_by(losses: Iterable[object]) -> list[types.FunctionType]:

@@ -18,7 +18,7 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.routing.regions import Regions
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.compiled_blocks import compiled_blocks
-from cosmati.train.ingredients import Ingredients
+from cosmati.train.ingredients import Ingredients, others_than
 from cosmati.train.layout.in_replicas import InReplicas, Parts
 from cosmati.train.layout.layout import Layout
 from cosmati.train.layout.optimizer_sharded import OptimizerSharded
@@ -142,7 +142,7 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, *, packe
     wrong += ["modules of one class alone"] if isolated_modules(model) else []
     wrong += ["packs under a policy"] if packed else []
     wrong += ["collectives in model or loss"] if ranks.has_met else []
-    wrong += [type(method).__name__ for method in given.methods if type(method).__name__ not in _METHODS]
+    wrong += others_than(_METHODS, given.methods)
     for optimizer in given.optimizers:
         name = type(optimizer).__name__
         if not isinstance(optimizer, Optimizer):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from cosmati.core.batch import iterate_tensors
 from cosmati.core.clock import Clock
 from cosmati.core.method import State
 from cosmati.core.plain import decode, encode
@@ -56,8 +55,7 @@ def snapshot(
         tensors |= {f"optimizer/{index}/{name}": span for name, span in spans.items()}
         optimizers.append(facts)
     for index, state in states.items():
-        kept = {name: value for name, value in state.items() if next(iterate_tensors(value), None) is not None}
-        spans = assembly.layout.held_state(kept, of_optimizers=False)
+        spans = assembly.layout.held_state(state, of_optimizers=False)
         tensors |= {f"method/{index}/{name}": span for name, span in spans.items()}
     data, own = encode(dict(feed.state()) if feed else {})
     own = {f"feed/{name}": value for name, value in own.items()}

@@ -7,18 +7,21 @@ import threading
 import types
 import weakref
 from argparse import Namespace
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from cosmati.train.user_code import CACHED, is_library
-from cosmati.train.values import is_container
+from cosmati.train.values import is_container, items_of
 
 LIBRARIES = frozenset({"torch", "numpy", "cosmati", "builtins", *sys.stdlib_module_names}) - {"__main__"}
 NAMESPACES = (Namespace, types.SimpleNamespace, threading.local)
+MAX_ITEMS = 1000
+"""Items of a container that are followed, each by itself."""
 
 
 def fields_and_setters(owner: object, skipped: Collection[str] = ()) -> list[tuple[str, Any, Callable[[Any], None]]]:
@@ -52,10 +55,17 @@ def top_of(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def leads_on(value: object) -> bool:
-    """Say whether what's in a container is followed."""
+def leads_on(value: object, levels: int = 4) -> bool:
+    """Say whether what's in a container is followed: containers of such, so many deep."""
     kinds = (nn.Module, types.FunctionType, types.MethodType, partial, weakref.ref, CACHED)
-    return isinstance(value, kinds) or is_users_own(value) or written_by(value) is not None
+    if isinstance(value, kinds) or is_users_own(value) or written_by(value) is not None:
+        return True
+    if not is_container(value) or not levels:
+        return False
+    within = islice(dict(items_of(value)).values() if isinstance(value, Mapping) else value, MAX_ITEMS)
+    # Of others the class tells, and rows of data are many.
+    distinct = {id(one) if is_container(one) or callable(one) else type(one): one for one in within}
+    return any(leads_on(one, levels - 1) for one in distinct.values())
 
 
 def written_by(value: Any) -> object:  # noqa: ANN401

@@ -13,7 +13,7 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.core.virtual_shards import ComputesInParts, VirtualShards
 from cosmati.errors import PlanError
 from cosmati.train.config import RunConfig
-from cosmati.train.ingredients import Ingredients
+from cosmati.train.ingredients import Ingredients, others_than
 from cosmati.train.layout.in_replicas import Parts
 from cosmati.train.layout.peers import ReplicaPeers
 from cosmati.train.ranks import Ranks
@@ -131,7 +131,7 @@ def _refuse_untried(given: Ingredients, model: nn.Module, ranks: Ranks, asked: s
     wrong += ["modules of one class alone"] if isolated_modules(model) else []
     wrong += ["packs under a policy"] if packed else []
     wrong += ["collectives in model or loss"] if ranks.has_met else []
-    wrong += [type(method).__name__ for method in given.methods if type(method).__name__ not in _METHODS]
+    wrong += others_than(_METHODS, given.methods)
     if wrong:
         msg = (
             f"{asked} hasn't been tried with {'; '.join(dict.fromkeys(wrong))}. Leave that out, or "

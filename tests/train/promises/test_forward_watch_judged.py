@@ -481,7 +481,7 @@ def test_a_container_of_which_not_all_is_followed_is_unseen(monkeypatch: pytest.
             return super().forward(rows) * self.parts[0][0]
 
     assert broken(step(watch_of(Many()), 0)) == set()
-    monkeypatch.setattr(held, "_MAX_ITEMS", 2)
+    monkeypatch.setattr(held, "MAX_ITEMS", 2)
     monkeypatch.setattr(held, "leads_on", lambda item: isinstance(item, list))
     assert "of parts more could change" in reasons(step(watch_of(Many()), 0))["resume"]
 

@@ -248,6 +248,16 @@ def closed() -> Callable[..., Tensor]:
     return lambda model, data: criterion(model(data[0]), data[1])
 
 
+def in_pairs() -> Callable[..., Tensor]:
+    criteria = [(Centred(), 1.0)]
+    return lambda model, data: torch.stack([w * each(model(data[0]), data[1]) for each, w in criteria]).sum()
+
+
+def in_dicts() -> Callable[..., Tensor]:
+    criteria = {"heads": {"main": [Centred(), 1.0]}}
+    return lambda model, data: criteria["heads"]["main"][0](model(data[0]), data[1])  # type: ignore[operator,no-any-return]
+
+
 def annealed() -> Callable[..., Tensor]:
     step = 0
 
@@ -267,6 +277,8 @@ LOSSES: dict[str, tuple[Callable[[], Any], bool]] = {
     "buffers loss(0).centre": (lambda: partial(by_argument, Centred()), True),
     "attributes loss.default 0": (lambda: by_default, False),
     "buffers loss.criterion.centre ": (closed, True),
+    "buffers loss.criteria[0][0].centre": (in_pairs, True),
+    "buffers loss.criteria[heads][main][0].centre": (in_dicts, True),
     "attributes loss.step": (annealed, False),
 }
 

@@ -139,7 +139,7 @@ def test_what_is_too_large_is_left_as_it_is(make: Any, monkeypatch: pytest.Monke
 
 
 def test_of_long_containers_the_items_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_MAX_ITEMS", 2)
+    monkeypatch.setattr(held, "MAX_ITEMS", 2)
     kept = SimpleNamespace(short=[[1], [2]], long=[[1], [2], [3]])
     put_back = remember({"loss": kept})
     for one in (kept.short, kept.long):

@@ -12,7 +12,7 @@ from cosmati.core.clock import Clock
 from cosmati.core.loss import Classification
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
-from cosmati.methods import StochasticDepth
+from cosmati.methods import EMA, StochasticDepth
 from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
 from cosmati.train.layout.shard_cut import refuse_uncuttable
@@ -46,6 +46,7 @@ class Mine(AdamW):
         ({"optimizers": type("AdamW", (AdamW,), {})(lr=1e-2)}, r"AdamW\."),
         ({"optimizers": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)}, "already built"),
         ({"methods": [StochasticDepth(target_layer_name="Linear")]}, "StochasticDepth"),
+        ({"methods": [type("EMA", (EMA,), {})(half_life="2ba")]}, r"EMA\."),
     ],
 )
 def test_what_is_not_tried_is_refused_by_name(changed: dict[str, Any], named: str) -> None:

@@ -14,7 +14,7 @@ from cosmati.core.loss import LanguageModel
 from cosmati.core.plan import Promise
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import CheckpointError, PlanError
-from cosmati.methods import SeqLengthWarmup
+from cosmati.methods import SAM, SeqLengthWarmup
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import AdamW
 from cosmati.train.assembly import SubStep
@@ -49,6 +49,7 @@ def planned(model: nn.Module | None = None, **changed: Any) -> Trainer:
         ({"gather_precision": "bfloat16"}, "gather_precision='bfloat16'"),
         ({"entropy_every": 1}, "entropy_every"),
         ({"methods": [SeqLengthWarmup()]}, "SeqLengthWarmup"),
+        ({"methods": [type("SAM", (SAM,), {})()]}, r"SAM\."),
         ({"loss": TURNS, "optimizers": EACH}, "several sub-steps"),
         ({"device": "meta"}, "device meta"),
     ],
