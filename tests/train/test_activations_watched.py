@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,3 +92,39 @@ def test_numbers_that_cannot_be_are_refused(given: dict[str, int]) -> None:
     ActivationStatistics(max_layers=1, every=1)
     with pytest.raises(ValueError, match="both are at least 1"):
         ActivationStatistics(**given)
+
+
+OUTPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sparse": torch.Tensor.to_sparse,
+    "in rows": torch.Tensor.to_sparse_csr,
+    "nested": lambda rows: torch.nested.nested_tensor([rows, rows[:1]], layout=torch.jagged),
+    "whole numbers": torch.Tensor.long,
+    "none": lambda rows: rows[:0],
+}
+
+
+class Puts(nn.Module):
+    """Puts out something that most layers don't."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return OUTPUTS[self.kind](rows)
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
+def test_what_has_no_floats_in_rows_is_passed_over(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Puts(kind))
+    assert {name.split("/")[1] for name in seen(watched(model), model, torch.ones(2, 3))} == {"0"}
+
+
+def test_a_layer_under_vmap_is_passed_over() -> None:
+    model = nn.Linear(3, 3)
+    watch = watched(model)
+    watch.before(Clock(), 1)
+    torch.func.vmap(model)(torch.ones(2, 4, 3))
+    assert watch.measure(None) == {}  # type: ignore[arg-type]
+    watch.end()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cosmati.errors import LedgerError
-from cosmati.ledger.cosigned import ForkError
+from cosmati.ledger.cosigned import ForkError, WitnessRefusedError
 from cosmati.ledger.profile import ATTESTED
 from cosmati.train.observers import witnessing
 from cosmati.train.observers.witnessing import AskedWitnesses
@@ -96,3 +96,21 @@ def test_it_asks_every_hour_and_sooner_where_a_quorum_is_missing(
     monkeypatch.setattr(world.asked, "_ask", lambda: next(answers))
     world.asked._go_on(7.0)
     assert pauses == [7.0, HOUR, again, HOUR]
+
+
+@pytest.mark.parametrize("when", ["before", "at the end"])
+def test_a_fork_that_one_of_them_saw_is_told_at_the_end_whatever_the_others_say(world: World, when: str) -> None:
+    assert world.ask(None, None, ForkError("forked") if when == "before" else None)
+    world.answers = [None, None, ForkError("forked")]
+    with pytest.raises(WitnessRefusedError, match="The end of the run isn't witnessed: forked"):
+        world.asked.end(must=True)
+    with pytest.warns(UserWarning, match="isn't witnessed: forked"):
+        world.asked.end(must=False)
+
+
+def test_the_end_is_witnessed_where_enough_have_cosigned(world: World) -> None:
+    world.answers = [None, None, GONE]
+    world.asked.end(must=True)
+    world.answers = [None, GONE, GONE]
+    with pytest.raises(WitnessRefusedError, match="1 of 3 witnesses have cosigned"):
+        world.asked.end(must=True)

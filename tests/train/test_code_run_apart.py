@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial
@@ -317,7 +318,12 @@ NOT_APART: dict[str, Callable[[], Any]] = {
     "what a key is": lambda: {Closes(): 1},
     "a static method that caches": Cached,
     "a cached object": lambda: (thing(), thing)[1],
+    "a list's own method": lambda: types.SimpleNamespace(note=ITEMS.append),
+    "a model that is looked at from afar": lambda: weakref.ref(MODEL),
+    "an object of the user's own, too": lambda: weakref.WeakValueDictionary(a=SETTING),
+    "and as a key": lambda: weakref.WeakKeyDictionary({SETTING: 1}),
 }
+MODEL, SETTING = nn.Linear(2, 2), Setting()
 
 
 @pytest.mark.parametrize("name", NOT_APART)

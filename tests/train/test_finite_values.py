@@ -238,3 +238,11 @@ def test_what_a_checkpoint_is_about_to_hold_is_refused_by_the_first_names() -> N
     check.publish({})
     with pytest.raises(DivergenceError, match="No run_folder is set, so there's no checkpoint"):
         FiniteCheck(RunConfig(), CPU).publish({"a": bad})
+
+
+@pytest.mark.parametrize("form", ["to_sparse_csr", "to_sparse_csc", "to_sparse"])
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support:UserWarning")
+def test_sparse_tensors_are_looked_at_in_what_they_hold(form: str, value: float) -> None:
+    held = getattr(torch.diag(torch.tensor([1.0, value])), form)()
+    assert not_finite({"held": held}) == (set() if value == 1.0 else {"held"})

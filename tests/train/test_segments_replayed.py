@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,3 +72,15 @@ def test_what_was_not_reached_is_told_as_interrupted(
     assert [one.is_interrupted for one in found[:2]] == cut[:2]
     assert [found[-1].is_interrupted, found[-1].num_steps] == [True, 0]
     assert replace(found[-1], start=0) == replace(found[1], segment=range(9, 12), num_steps=0, start=0)
+
+
+@pytest.mark.parametrize("steps", [[], [2]])
+@pytest.mark.parametrize("cut_at", [4, 7])
+def test_groups_after_an_interruption_are_told_as_not_reached_and_with_nothing_found(
+    steps: list[int | None], cut_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # At 7 the group's last segment is through, and the one before it isn't.
+    monkeypatch.setattr(sys.modules[__name__], "GROUPS", [(0, [range(2, 8), range(3, 4)]), GROUPS[1]])
+    found = replayed(monkeypatch, steps, cut_at=cut_at)
+    assert [one.is_interrupted for one in found] == [True, False, True]
+    assert (found[-1].outcome, found[-1].num_steps, found[-1].differences) == ("interrupted", 0, ())

@@ -200,6 +200,12 @@ def _check_policies(found: _Findings, directory: Path, report: LedgerReport) -> 
     roots = found.trust.policy_roots if found.trust else ()
     for policy in report.policies:
         since = f"from step {policy.step} on, " if policy.step else ""
+        # Whoever signed a change meant the key that signed the ledger then.
+        problems = min((policy.problems(key.text) for key in report.keys), key=len)
+        if policy.facts is not None:
+            problems = audit_policy(directory / FOLDER, policy.facts, policy.digest) or problems
+        if problems:
+            raise RefutedError("Who signed the policy doesn't hold: " + "; ".join(problems))
         if policy.facts is None:
             if roots:
                 raise RefutedError(
@@ -207,11 +213,6 @@ def _check_policies(found: _Findings, directory: Path, report: LedgerReport) -> 
                 )
             found.say("policy", f"{since}{policy.digest.hex()[:16]}, declared: nobody has signed it")
             continue
-        # Whoever signed a change meant the key that signed the ledger then.
-        by_key = (policy.problems(key.text) for key in report.keys)
-        problems = audit_policy(directory / FOLDER, policy.facts, policy.digest) or min(by_key, key=len)
-        if problems:
-            raise RefutedError("Who signed the policy doesn't hold: " + "; ".join(problems))
         (source,) = policy.facts["sources"]
         found.pin("policy", source["root"], roots)
         found.say("policy", f"{since}{signed_by(source)}")

@@ -6,8 +6,9 @@ A cosignature says: at this time this was the largest tree of the log that I had
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from cosmati.errors import TamperError
@@ -44,8 +45,25 @@ def cosignatures(note: bytes, keys: Sequence[WitnessKey]) -> tuple[Cosignature, 
     Raises:
         TamperError: no checkpoint, or a line that says it's of one of these keys, and isn't.
     """
+    return earliest(every_cosignature(note, keys))
+
+
+def earliest(given: Iterable[Cosignature]) -> tuple[Cosignature, ...]:
+    """Return of each key the first in time."""
+    found: dict[WitnessKey, Cosignature] = {}
+    for one in given:
+        found[one.key] = min(one, found.get(one.key, one), key=attrgetter("time"))
+    return tuple(found.values())
+
+
+def every_cosignature(note: bytes, keys: Sequence[WitnessKey]) -> list[Cosignature]:
+    """Return the cosignatures of a checkpoint that are of these keys, in the order of its lines.
+
+    Raises:
+        TamperError: as `cosignatures`.
+    """
     text, _, _ = unsigned_checkpoint(note)
-    found: dict[WitnessKey, int] = {}
+    found: list[Cosignature] = []
     for line in signature_lines(note):
         for key in keys:
             if not line.is_of(key):
@@ -56,8 +74,8 @@ def cosignatures(note: bytes, keys: Sequence[WitnessKey]) -> tuple[Cosignature, 
             if time > _MAX_TIME:
                 raise TamperError(f"The cosignature of {key.name} is of no time that there is. Restore the note.")
             check_signature(line.signature[_TIME.size :], _message(text, time), key)
-            found[key] = min(time, found.get(key, time))
-    return tuple(Cosignature(key, time) for key, time in found.items())
+            found.append(Cosignature(key, time))
+    return found
 
 
 def _message(text: str, time: int) -> bytes:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.consistency import prove_consistency
-from cosmati.ledger.cosignature import Cosignature, WitnessKey, cosignatures
+from cosmati.ledger.cosignature import Cosignature, WitnessKey, cosignatures, earliest, every_cosignature
 from cosmati.ledger.note import TreeHead, VerifierKey, signature_lines, unsigned_checkpoint, verify_note
 from cosmati.ledger.reader import read_signed_head, read_verifier_key
 from cosmati.storage.atomic import replace_file
@@ -35,11 +36,12 @@ class ForkError(WitnessRefusedError, RefutedError):
 
 
 class CosignedHead(NamedTuple):
-    """A head with the cosignatures that it has, and the note that holds them."""
+    """A head with the cosignatures that it has, the note that holds them, and further ones by the same witnesses."""
 
     head: TreeHead
     cosignatures: tuple[Cosignature, ...]
     note: bytes
+    later: tuple[Cosignature, ...] = ()
 
 
 def cosigned_heads(directory: Path, keys: Sequence[WitnessKey]) -> list[CosignedHead]:
@@ -57,7 +59,9 @@ def cosigned_heads(directory: Path, keys: Sequence[WitnessKey]) -> list[Cosigned
             _, _, head = unsigned_checkpoint(note)
             if str(head.size) != path.name:
                 raise TamperError(f"it has the name of another size than its own, {head.size}")
-            found.append(CosignedHead(head, cosignatures(note, keys), note))
+            every = every_cosignature(note, keys)
+            given = earliest(every)
+            found.append(CosignedHead(head, given, note, tuple(one for one in every if one not in given)))
         except TamperError as error:
             raise TamperError(f"{path}: {error}") from error
     return found
@@ -70,8 +74,9 @@ def refuse_contradictions(heads: Iterable[CosignedHead]) -> None:
         TamperError: one does.
     """
     latest: dict[WitnessKey, tuple[int, int]] = {}
-    for head, given, _ in heads:
-        for one in given:
+    for head, given, _, later in heads:
+        # The earliest of a size against the latest of all smaller ones.
+        for one in (*given, *sorted(later, key=attrgetter("time"))):
             size, time = latest.get(one.key, (0, 0))
             if one.time < time:
                 raise TamperError(

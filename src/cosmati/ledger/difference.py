@@ -161,11 +161,9 @@ def compare_tables(
     """
     now = decode_details(encode_details(made))
     for name in names:
-        leaves, others = dict(_leaves(logged.get(name))), dict(_leaves(now.get(name)))
-        for path in [path for path in {**leaves, **others} if not _same(leaves, others, path)][:1]:
+        for path, was, is_now in _unlike(logged.get(name), now.get(name))[:1]:
             what = ".".join(map(str, (name, *path)))
-            was, is_now = (_say(side.get(path, _ABSENT)) for side in (leaves, others))
-            yield LedgerDifference(step, f"table {what}", was, is_now)
+            yield LedgerDifference(step, f"table {what}", _say(was), _say(is_now))
 
 
 def _unlike_cells(one: MicrobatchCell, other: MicrobatchCell, tables: Tables) -> Iterator[tuple[str, object, object]]:
@@ -205,14 +203,17 @@ def _unlike_routes(was: object, now: object, regions: Sequence[str]) -> Iterator
 def _unlike_details(
     name: str, logged: object, made: object, regions: Sequence[str]
 ) -> Iterator[tuple[str, object, object]]:
-    was, now = dict(_leaves(logged)), dict(_leaves(made))
-    for path in {**was, **now}:
-        if not _same(was, now, path):
-            yield _label(name, path, regions), was.get(path, _ABSENT), now.get(path, _ABSENT)
+    for path, was, now in _unlike(logged, made):
+        yield _label(name, path, regions), was, now
 
 
-def _same(was: Mapping[Any, object], now: Mapping[Any, object], path: object) -> bool:
-    return bool(was.get(path, _ABSENT) == now.get(path, _ABSENT))
+def _unlike(was: object, now: object) -> list[tuple[tuple[str | int, ...], object, object]]:
+    """Return where two values differ: the way there, and what is there."""
+    leaves, others = dict(_leaves(was)), dict(_leaves(now))
+    pairs = [(path, leaves.get(path, _ABSENT), others.get(path, _ABSENT)) for path in {**leaves, **others}]
+    found = [(path, one, other) for path, one, other in pairs if type(one) is not type(other) or one != other]
+    # What is empty has no leaves.
+    return found if found or encode_details({"": was}) == encode_details({"": now}) else [((), was, now)]
 
 
 def _leaves(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], object]]:

@@ -152,7 +152,7 @@ class Witnessing:
         keys, replayed = tuple(operator), self._trusted.replayed
         if replayed is not None and replayed.origin != keys[-1].name:
             raise LedgerError(f"The replay was of the log {replayed.origin!r}, not of {keys[-1].name!r}. Give its own.")
-        for head, _, note in self._heads:
+        for head, _, note, _ in self._heads:
             if not signed_by_one_of(note, keys):
                 msg = (
                     f"The cosigned checkpoint of {head.size} entries in {self._directory} isn't signed by the operator."
@@ -181,7 +181,7 @@ def witnessed_in(heads: Iterable[CosignedHead], trusted: TrustedEvidence) -> Wit
     needed, asked = trusted.num_needed, len(trusted.keys)
     # Who has seen a larger tree has seen this one in it.
     seen: dict[WitnessKey, list[tuple[int, int]]] = {}
-    for head, given, _ in heads:
+    for head, given, _, _ in heads:
         for one in given:
             seen.setdefault(one.key, []).append((head.size, one.time))
     sizes = sorted((max(own)[0] for own in seen.values()), reverse=True)

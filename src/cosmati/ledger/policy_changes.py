@@ -95,8 +95,8 @@ class PolicyHistory:
         """Take note of entry 0, or of an amendment from a step on."""
         if not tables.policy:
             return
-        # A resume from an earlier step goes on from what was in force there.
-        self._standing = [one for one in self._standing if one[0].step < step]
+        # A resume from an earlier step goes on from what was in force there; from step 0, from what the run began with.
+        self._standing = [one for one in self._standing if one[0].step < step] or self._standing[:1]
         before = self._standing[-1] if self._standing else None
         more = [] if before is None else list(_more(before[1], tables, step))
         others = [] if before is None else _others(before[1], tables)

@@ -88,7 +88,7 @@ def lapses(
         return []
     met = [
         (head.size, sorted(one.time for one in given)[profile.quorum - 1])
-        for head, given, _ in heads
+        for head, given, _, _ in heads
         if len(given) >= profile.quorum
     ]
     found = []

@@ -45,12 +45,12 @@ def read_verifier_key(directory: Path, vkey: str | None = None) -> VerifierKey:
     try:
         text = path.read_bytes().decode("utf-8")
         found = VerifierKey.parse(text)
-        if text != found.text + "\n":
-            raise TamperError(f"{path} has more or other white space than the key's one line. Restore it from a copy.")
     except FileNotFoundError as error:
         raise TamperError(f"{path} is missing. Give a ledger directory, or restore the file from a copy.") from error
     except (UnicodeDecodeError, LedgerError) as error:
         raise TamperError(f"{path} is damaged: {error}") from error
+    if text != found.text + "\n":
+        raise TamperError(f"{path} has more or other white space than the key's one line. Restore it from a copy.")
     if given is not None and given != found and not _took_over(directory, given, found):
         raise TamperError(
             f"The ledger names the operator {found.text}, and you trust {given.text}. Ask the operator "

@@ -6,6 +6,7 @@ step and say what is wrong with it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,7 +197,8 @@ class _Reading:
         details, left = self._classes.open(decode_details(line), self._block.step + number, self._keys)
         class_ids = self._block.cells["class_id"][number].tolist()
         self.sealed[number, self._classes.hidden(left, class_ids, "gradient_norm")] = True
-        return msgspec.convert(details, _Details)
+        # As from a line: what JSON doesn't have, infinity say, is refused there.
+        return _DECODER.decode(json.dumps(details))
 
     def _learnt(self, sub_steps: list[_SubStep]) -> CellValues:
         _, num_cells, num_regions = self._shape
@@ -235,7 +237,9 @@ class _Reading:
         values = np.asarray(self._values, np.float64).reshape(-1, num_regions)
         if (values < 0).any():
             for number in range(num_steps):
-                read_norms(self._block.item(number)[0], num_cells, num_regions)
+                item, entry = self._block.item(number)
+                details, _ = open_details(item, entry, self._classes, self._keys)
+                read_norms(item, num_cells, num_regions, details)
         norms = np.full((num_steps * num_cells, num_regions), np.nan)
         norms[self._places] = values
         return norms.reshape(self._shape)

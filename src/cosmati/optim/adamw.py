@@ -44,8 +44,10 @@ class BoundedAdamW(GroupedOptimizer):
         check_options("AdamW", betas, lr=lr, eps=eps, weight_decay=weight_decay)
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options | more_options(cautious=cautious, hyperball=hyperball))
-        for group in self.param_groups:
-            check_spheres("AdamW", group["params"], group)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Refuse what has no sphere to stay on."""
+        check_spheres("AdamW", group["params"], group)
 
     def steps_elements(self, group: dict[str, Any]) -> bool:
         """Say whether each element is stepped by itself: on a sphere it isn't."""

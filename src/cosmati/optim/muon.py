@@ -102,7 +102,10 @@ class OrthogonalizedMomentum(GroupedOptimizer):
             "bfloat16": bfloat16,
         }
         super().__init__(params, options | more_options(cautious=cautious, hyperball=hyperball))
-        vectors = [tuple(p.shape) for group in self.param_groups for p in group["params"] if p.ndim < 2]
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Refuse vectors, and what has no sphere to stay on."""
+        vectors = [tuple(p.shape) for p in group["params"] if p.ndim < 2]
         if vectors:
             msg = (
                 f"Muon orthogonalizes matrices, and {len(vectors)} parameter(s) have less than two "
@@ -110,8 +113,7 @@ class OrthogonalizedMomentum(GroupedOptimizer):
                 "[Muon(lr=..., parameters=matrices), AdamW(lr=...)]."
             )
             raise PlanError(msg)
-        for group in self.param_groups:
-            check_spheres("Muon", group["params"], group)
+        check_spheres("Muon", group["params"], group)
 
     def kept_together(self, group: dict[str, Any]) -> list[list[Tensor]]:
         """Return the matrices that are orthogonalized together."""

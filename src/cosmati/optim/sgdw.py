@@ -43,8 +43,10 @@ class DecoupledMomentum(GroupedOptimizer):
         _check(lr, momentum, weight_decay)
         options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         super().__init__(params, options)
-        for group in self.param_groups:
-            group.setdefault("full_lr", group["lr"])
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Note the rate where the schedule is at 1."""
+        group.setdefault("full_lr", group["lr"])
 
     def steps_elements(self, group: dict[str, Any]) -> bool:
         """Say that each element is stepped by itself."""

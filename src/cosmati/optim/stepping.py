@@ -34,6 +34,22 @@ class GroupedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Params, options: dict[str, Any]) -> None:
         super().__init__(cast("Any", params), options)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take on a group, as at the beginning.
+
+        Raises:
+            PlanError: it can't be stepped; the others stay.
+        """
+        super().add_param_group(param_group)
+        try:
+            self.check_group(self.param_groups[-1])
+        except PlanError:
+            self.param_groups.pop()
+            raise
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Refuse a group that can't be stepped; note what it begins with."""
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload

@@ -12,6 +12,7 @@ import io
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmati.train.reach import cached_results
 from cosmati.train.user_code import (
@@ -33,6 +34,7 @@ from cosmati.train.user_code import (
     is_library,
     names_read,
 )
+from cosmati.train.user_objects import is_users_own, written_by
 from cosmati.train.values import is_container, items_of
 
 LARGEST = 1 << 30
@@ -139,7 +141,7 @@ class _Reach:
             self.modules.append(value)
         elif isinstance(value, CACHED):
             self._cached(value)
-        elif not isinstance(value, types.BuiltinFunctionType):
+        elif not isinstance(value, types.BuiltinFunctionType) or written_by(value) is not None:
             self._object(value)
 
     def _cached(self, function: Any) -> None:  # noqa: ANN401  (of the kind `CACHED`)
@@ -155,7 +157,7 @@ class _Reach:
     def _object(self, value: object) -> None:
         kind = type(value)
         # What ends with a copy may be the original's: an open file, a lock.
-        if hasattr(kind, "__del__") or isinstance(value, io.IOBase | logging.Logger):
+        if hasattr(kind, "__del__") or isinstance(value, io.IOBase | logging.Logger) or _leads_back(value):
             raise SharedError
         if kind.__module__.startswith(_NO_COPIES):
             raise SharedError
@@ -222,6 +224,13 @@ class _Reach:
             self._seen[key] = value
             self.places.append(_Place(value, get, put))
             self._waiting.append(value)
+
+
+def _leads_back(value: object) -> bool:
+    """Say whether a copy of it leads to the original: `kept.append`, a module's weak reference to its parent."""
+    if not isinstance(value, weakref.ref):
+        return written_by(value) is not None
+    return isinstance(value(), nn.Module | Tensor) or is_users_own(value())
 
 
 def _isnt_in(known: set[str], name: str) -> bool:

@@ -18,6 +18,7 @@ _MEND = (
     "step. RunConfig(on_divergence='skip') leaves such steps out instead of stopping."
 )
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 MAX_LEFT_OUT = 20
 """Steps in a row that may be left out: after that, what isn't finite is the run's own."""
 
@@ -217,7 +218,9 @@ def _norms(gradients: list[Tensor]) -> Sequence[Tensor]:
 
 def _held(gradient: Tensor) -> Tensor:
     """Return the elements that a gradient, or an optimizer's state, holds."""
-    return gradient.detach().coalesce().values() if gradient.layout is torch.sparse_coo else gradient.detach()
+    if gradient.layout is torch.sparse_coo:
+        return gradient.detach().coalesce().values()
+    return gradient.detach().values() if gradient.layout in _COMPRESSED else gradient.detach()
 
 
 def _numbers(norms: Sequence[Tensor]) -> list[float]:

@@ -110,7 +110,7 @@ def remember(roots: Mapping[str, object]) -> Callable[[], None]:
     kept = [(part, copied) for p in places for part in _parts(p.value, seen) if (copied := _copied(part)) is not None]
     # What wasn't there is taken away: a cache, a layer that is made when it's first run.
     plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-    known = [(held, set(held)) for m in plain for held in (vars(m), m._buffers, m._modules)]  # noqa: SLF001
+    known = [(held, set(held)) for m in plain for held in (vars(m), m._parameters, m._buffers, m._modules)]  # noqa: SLF001
     tensors = [tensor for module in plain for tensor in (*module._parameters.values(), *module._buffers.values())]  # noqa: SLF001
     known += [(vars(tensor), set(vars(tensor))) for tensor in tensors if tensor is not None]
 

@@ -183,14 +183,16 @@ def replay_segments(
         LedgerError: as for `replay`.
     """
     found = list[ReplayFound]()
+    is_interrupted = False
     for start, group in planned:
-        if found and found[-1].is_interrupted:
-            found += [replace(found[-1], segment=one, start=start.step, num_steps=0) for one in group]
+        if is_interrupted:
+            found += [_not_reached(one, start.step) for one in group]
             continue
         whole = range(group[0].start, max(one.stop for one in group))
         one = replay(
             run, whole, make, ledger=ledger, start=start, blinds=blinds, keep_going=True, anyway=anyway, told=told
         )
+        is_interrupted = one.is_interrupted
         for segment in group:
             own = tuple(d for d in one.differences if d.step is None or d.step < segment.stop)
             is_cut = one.is_interrupted and start.step + one.num_steps < segment.stop
@@ -198,6 +200,23 @@ def replay_segments(
                 replace(one, segment=segment, differences=own, num_differences=len(own), is_interrupted=is_cut)
             )
     return found
+
+
+def _not_reached(segment: range, start: int) -> ReplayFound:
+    return ReplayFound(
+        segment=segment,
+        start=start,
+        from_entry_0=False,
+        num_steps=0,
+        num_roots=0,
+        differences=(),
+        num_differences=0,
+        without_rows=frozenset(),
+        forgotten={},
+        skipped=(),
+        doubts=(),
+        is_interrupted=True,
+    )
 
 
 def plan_replays(

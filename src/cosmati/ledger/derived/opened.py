@@ -120,8 +120,9 @@ class DerivedLedger:
             if (state_digest and one.state_digest == state_digest) or (not state_digest and one.step == step):
                 return one
         what = f"with the digest {state_digest[:16]}" if state_digest else f"after {step} steps"
-        steps = ", ".join(dict.fromkeys(str(one.step) for one in self.milestones)) or "none"
-        raise LedgerError(f"The ledger has no checkpoint {what}. It has some after {steps} steps.")
+        steps = ", ".join(dict.fromkeys(str(one.step) for one in self.milestones))
+        others = f"It has some after {steps} steps." if steps else "It has none."
+        raise LedgerError(f"The ledger has no checkpoint {what}. {others}")
 
     def cuts(self, moment: Milestone | None) -> list[int]:
         """Return for each attempt the first step of it that doesn't stand, as of a moment of the log.

@@ -154,13 +154,17 @@ def run_sql(
     """
     import duckdb
 
-    make_views(derived)
     database = derived.database
+    # Who has asked before has the views, and a connection that stays as it is.
+    is_locked = database.execute("SELECT current_setting('lock_configuration')").fetchall()[0][0]
+    if not is_locked:
+        make_views(derived)
     with _answering(database.interrupt, seconds):
         statements = database.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise LedgerError("SQL over a ledger is one SELECT, which changes nothing. Ask one question at a time.")
-        _lock(derived)
+        if not is_locked:
+            _lock(derived)
         cursor = database.execute(sql)
     return [one[0] for one in cursor.description or ()], _fetched(database, seconds)
 

@@ -74,9 +74,12 @@ class AskedWitnesses:
             WitnessRefusedError: it isn't.
         """
         self.close()
-        if self._ask():
+        is_witnessed = self._ask()
+        # A quorum of the others doesn't make good what one has seen.
+        forked = self._forked if self._is_attested else ""
+        if is_witnessed and not forked:
             return
-        words = f"The end of the run isn't witnessed: {self._why()}"
+        words = f"The end of the run isn't witnessed: {forked or self._why()}"
         if must and self._is_attested:
             raise WitnessRefusedError(
                 f"{words} All is on disk: start the run again, or `cosmati ledger witness ask`, and it's asked again."

@@ -70,7 +70,7 @@ class ActivationStatistics(Monitor):
 
     def _see(self, module: nn.Module, given: Any, output: Any) -> None:  # noqa: ANN401  (whatever a layer takes)
         name = self._names.get(id(module))
-        if name is None or not isinstance(output, Tensor) or not output.is_floating_point() or not output.numel():
+        if name is None or not isinstance(output, Tensor) or not _is_plain(output):
             return
         rows = output.detach()
         if rows.dim() > 1:
@@ -109,3 +109,10 @@ class ActivationStatistics(Monitor):
         if self._handle is not None:
             self._handle.remove()
         self._handle, self._found = None, {}
+
+
+def _is_plain(output: Tensor) -> bool:
+    """Say whether there are floats to look at: a sparse or nested one has no rows, one of `torch.func` no memory."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(output)  # noqa: SLF001
+    is_dense = output.layout is torch.strided and not output.is_nested and not is_wrapped
+    return is_dense and output.is_floating_point() and output.numel() > 0
