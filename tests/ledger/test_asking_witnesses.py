@@ -21,7 +21,6 @@ from cosmati.ledger.cosigned import (
     cosigned_heads,
     keep_cosigned,
     refuse_contradictions,
-    replace_file_in,
     signed_by_one_of,
 )
 from cosmati.ledger.keys import SigningKey
@@ -256,12 +255,6 @@ def test_another_checkpoint_of_the_same_size_is_not_put_in_its_place(tmp_path: P
     keep(tmp_path, 6, ONE)
     keep(tmp_path, 5, TWO)  # the lock is free again
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["5", "6"]
-
-
-def test_a_file_is_put_in_place_in_a_new_folder_or_over_another(tmp_path: Path) -> None:
-    for data in (b"one", b"two"):
-        replace_file_in(tmp_path / "new" / "file", data)
-        assert (tmp_path / "new" / "file").read_bytes() == data
 
 
 def test_heads_are_read_by_size_with_the_cosignatures_of_those_who_are_asked_for(tmp_path: Path) -> None:

@@ -188,13 +188,7 @@ def keep_cosigned(directory: Path, note: str, line: str, witness: WitnessKey) ->
             raise TamperError(msg)
         own = [one.text for one in signature_lines(before) if one.is_of(witness)]
         others = [one.text for one in signature_lines(before) if not one.is_of(witness)]
-        replace_file_in(path, "".join([text, "\n", *others, *own[:1], line]).encode())
-
-
-def replace_file_in(path: Path, data: bytes) -> None:
-    """Put a whole file in place, in a folder that may not be there yet."""
-    path.parent.mkdir(exist_ok=True)
-    replace_file(path, data)
+        replace_file(path, "".join([text, "\n", *others, *own[:1], line]).encode())
 
 
 def _files(directory: Path) -> list[Path]:

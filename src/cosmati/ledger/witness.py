@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.consistency import HASH_SIZE, is_consistent
 from cosmati.ledger.cosignature import WitnessKey, cosignatures
-from cosmati.ledger.cosigned import replace_file_in, signed_by_one_of
+from cosmati.ledger.cosigned import signed_by_one_of
 from cosmati.ledger.keys import create_key, load_key
 from cosmati.ledger.note import TreeHead, VerifierKey, decode_base64, unsigned_checkpoint
 from cosmati.storage.atomic import replace_file
@@ -134,7 +134,7 @@ class Witness:
                 raise _UnmetError(500, f"The clock here says {now}, and said {last_time} before: put it right.")
             line = self._signer.cosign(text, now)
             # It remembers before it says so.
-            replace_file_in(self._log(origin) / "checkpoint", f"{text}\n{line}".encode())
+            replace_file(self._log(origin) / "checkpoint", f"{text}\n{line}".encode())
         return line
 
     def _log(self, origin: str) -> Path:

@@ -199,7 +199,7 @@ class IterableFeed:
         self._was_closed = False
         self._seen = 0
         self._stands_at = 0
-        self._may_restart = False
+        self._may_restart: bool
         self._first: str | None = None
         self._last = LastGiven()
         self.num_passes = 0

@@ -103,7 +103,7 @@ def remember(roots: Mapping[str, object]) -> Callable[[], None]:
     modules = [module for root in roots.values() if isinstance(root, nn.Module) for module in root.modules()]
     places = list(places_in(roots))
     parameters = [place.value for place in places if isinstance(place.value, nn.Parameter)]
-    own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    own = {id(one) for root in roots.values() if isinstance(root, nn.Module) for one in root.parameters()}
     seen = {id(one) for one in parameters if one.requires_grad and id(one) in own}
     if sum(one.numel() * one.element_size() for one in parameters if id(one) not in seen) > _MAX_STATE_BYTES:
         seen |= {id(one) for one in parameters}  # A large model, of which little trains.

@@ -279,7 +279,7 @@ class PolicyWatch:
         refuse_declared(dataclasses.replace(self._given, policy=policy))
         refuse_anothers(policy, self._a)
         statement = policy.vouched.statement if policy.vouched is not None else {}
-        named = statement.get("from_step", 0)
+        named = statement.get("from_step")
         begin = max(step + 1, named if isinstance(named, int) else 0)
         new = self._compiled(policy)
         self._refuse_for_a_resume(now, new, begin)

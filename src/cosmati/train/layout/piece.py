@@ -124,14 +124,14 @@ def evenly(indices: Sequence[int], sizes: Sequence[int], world: int, alignment: 
 
 def by_owner(indices: Sequence[int], pieces: Sequence[Piece], world: int, alignment: int) -> Bucket:
     """Return a bucket of which each rank gets its pieces."""
-    parts, lengths, place = [], [0] * world, 0
+    parts, lengths, place = list[GradientPart](), list[int](), 0
     for owner in range(world):
         start = place
         for piece in pieces:
             if piece.owner == owner and piece.parameter in indices:
                 parts.append(GradientPart(piece.parameter, piece.start, piece.stop, place))
                 place += _aligned(piece.stop - piece.start, alignment)
-        lengths[owner] = place - start
+        lengths.append(place - start)
     return Bucket(frozenset(indices), tuple(parts), tuple(lengths))
 
 
