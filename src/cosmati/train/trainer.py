@@ -157,8 +157,7 @@ class Trainer(ExportingTrainer):
     def step(self, batch: Data) -> StepOutcome:
         """Train on one step's rows: every rank is given the same batch, and takes its own microbatches of it.
 
-        What is due after the step (evaluation, checkpoint) is done, as in `fit`, but for the evaluation at the budget's
-        end: that's `evaluate()`, once the loop is through.
+        What is due after the step (evaluation, checkpoint) is done, as in `fit`; the last evaluation is `evaluate()`'s.
 
         Args:
             batch: the user's own nest of tensors, or a `Batch` with lineage.
