@@ -261,6 +261,24 @@ def test_a_flight_says_when_its_own_part_is_written_and_when_all_are(tmp_path: P
     assert (other.roots, other.error, other.written.is_set(), second.done) == (None, None, True, ["write"])
 
 
+def test_who_has_written_its_own_part_waits_for_the_others(tmp_path: Path) -> None:
+    """A rank that has died is found by all then, and not by the first one alone."""
+    ranks, draft = Saying(), Drafted(tmp_path)
+
+    class Written(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            ranks.said.append("written")
+            return super().wait(timeout)
+
+    one = saver(tmp_path, ranks, is_async=True)
+    one._flight = flight = Flight(Clock(step=1), draft, is_first=False)
+    flight.join(60)
+    flight.written = Written()
+    flight.written.set()
+    one.settle()
+    assert ranks.said == ["written", "barrier", False, False]
+
+
 @pytest.mark.parametrize("fails", ["write", "finish"])
 def test_a_flight_that_fails_is_raised_in_the_loop_once(tmp_path: Path, fails: str) -> None:
     one, draft = saver(tmp_path, is_async=True), Drafted(tmp_path, fails)
