@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,8 +17,11 @@ from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Facts, Plan, make_plan
 from cosmati.core.rng import DefaultGenerators, position_key
+from cosmati.errors import BatchError, PlanError
+from cosmati.routing.policy import CompiledPolicy
+from cosmati.train import applied as applied_module
 from cosmati.train.applied import AppliedMethods
-from tests.train.hand_made import rows
+from tests.train.hand_made import POLICY, rows
 
 WEIGHTS = Pieces({"a": torch.tensor([1.0]), "b": torch.tensor([2.0])})
 CPU = torch.device("cpu")
@@ -238,3 +241,67 @@ def test_states_follow_a_commit_each_its_own() -> None:
     applied.after(position, None)
     assert {i: float(s["count"]) for i, s in applied.states.items() if s} == {0: 84.0, 2: 12.0}
     assert events == ["after"] * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loses(Method):
+    """Gives other rows under no lineage that is theirs, or the same batch."""
+
+    same: bool
+    stage: ClassVar[Stage] = Stage.PERTURB
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        return batch if self.same else Batch(batch.data[:1], batch.lineage)
+
+
+@pytest.mark.parametrize("policy", [None, POLICY])
+def test_under_a_policy_a_method_that_loses_track_of_its_rows_is_refused(policy: CompiledPolicy | None) -> None:
+    applied = AppliedMethods(_plan(Loses(same=False)), WEIGHTS, DefaultGenerators(CPU), lambda _: None, policy=policy)
+    if policy is None:
+        assert len(applied.batch(rows(0, 1), _at()).data) == 1
+    else:
+        with pytest.raises((PlanError, BatchError), match="Loses"):
+            applied.batch(rows(0, 1), _at())
+
+
+def test_what_is_given_back_as_it_was_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(applied_module, "refuse_unfollowed", lambda *given: looked.append(given))
+    same, other = Loses(same=True), Loses(same=False)
+    applied = AppliedMethods(_plan(same), WEIGHTS, DefaultGenerators(CPU), lambda _: None, policy=POLICY)
+    batch = rows(0, 1)
+    assert applied.batch(batch, _at()) is batch
+    assert looked == []
+    applied = AppliedMethods(_plan(other), WEIGHTS, DefaultGenerators(CPU), lambda _: None, policy=POLICY)
+    made = applied.batch(batch, _at())
+    assert looked == [(batch, made, other)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgets(Method):
+    """Returns a dictionary where `Pieces` are due."""
+
+    stage: ClassVar[Stage] = Stage.GRADIENT
+
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        return dict(gradients.tensors)  # type: ignore[return-value]
+
+
+def test_gradients_that_are_no_pieces_are_refused_with_the_method_s_name() -> None:
+    applied, _ = _applied(Forgets())
+    with pytest.raises(PlanError, match=r"^Forgets\.gradients returned a dict, and the loop takes `Pieces`: return"):
+        applied.gradients(WEIGHTS, _at())
+
+
+def test_a_method_around_passes_needs_microbatches() -> None:
+    class Plain:
+        methods: ClassVar[tuple[Method, ...]] = (Bare(), Bare())
+
+        def with_hook(self, hook: str) -> tuple[Method, ...]:
+            return self.methods if hook == asked else ()
+
+    for asked in ("frozen", "perturbation", "passing", "after"):
+        plan: Any = Plain()
+        applied = AppliedMethods(plan, WEIGHTS, DefaultGenerators(CPU), lambda _: None)
+        assert applied.need_microbatches is (asked != "after")
+        assert (applied._freezing, applied._after) == ([0, 1] * (asked == "frozen"), [0, 1] * (asked == "after"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.core.batch import TOMBSTONE
-from cosmati.train.deferred_rows import DeferredRows, _rows_by_class
+from cosmati.routing.policy import CompiledPolicy, RowKind
+from cosmati.train.deferred_rows import DeferredRows, _rows_by_class, deferred_phases, warn_of_own_loop
+from cosmati.train.routes import Router
+from tests.train.hand_made import POLICY
 
 
 def deferred(*, is_on: bool = True, is_told: bool = True) -> Any:
@@ -80,3 +84,94 @@ def test_of_packs_documents_count_or_packs_where_they_are_not_told_apart(has_row
     expected = {0: {5, 6}, 1: {7}} if has_rows else {0: {20}, 1: {20, 21}}
     assert dict(_rows_by_class(batch, None)) == expected
     assert dict(_rows_by_class(part([3, TOMBSTONE, 4]), 1)) == {1: {3, 4}}
+
+
+# ----------------------------------------------------------------------------------------- what a policy says of itself
+
+OPEN = dataclasses.replace(POLICY, decision=(("admit", "admit"), ("admit", "gate"), ("reject", "admit")))
+ALWAYS = dataclasses.replace(POLICY, decision=(("admit", "admit"), ("defer", "defer"), ("gate", "defer")))
+
+
+def test_classes_are_deferred_in_phases() -> None:
+    assert deferred_phases(None) == deferred_phases(OPEN) == {}
+    assert deferred_phases(POLICY) == {"late": ("first",)}
+    assert deferred_phases(ALWAYS) == {"bound": ("first", "second"), "late": ("second",)}
+
+
+def test_a_class_is_deferred_in_a_phase_where_one_kind_of_its_rows_is() -> None:
+    kinds = dataclasses.replace(
+        POLICY,
+        kinds=(RowKind("plain"), RowKind("hard")),
+        weight=tuple(one for one in POLICY.weight for _ in range(2)),
+        decision=(
+            ("admit", "admit"),
+            ("admit", "defer"),
+            ("admit", "gate"),
+            *[("admit", "admit")] * 2,
+            ("defer", "gate"),
+        ),
+    )
+    assert deferred_phases(kinds) == {"free": ("second",), "late": ("first",)}
+
+
+@pytest.mark.parametrize(("policy", "is_on"), [(None, False), (OPEN, False), (POLICY, True)])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_rows_are_followed_where_the_policy_defers_some(
+    policy: CompiledPolicy | None, *, is_on: bool, is_told: bool
+) -> None:
+    made = DeferredRows(policy, (2, 0) if policy is not None else (), is_told=is_told)
+    assert made._names == (["late", "free"] if policy is not None else [])
+    assert made._is_on is is_on
+    assert made._told == ({"late"} if is_on and is_told else set())
+    assert (made.num_waiting, made.state()) == ({}, {})
+
+
+def test_classes_of_the_source_are_looked_up_and_the_router_is_asked_of_each_part() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def decision(*given: Any, in_packs: bool) -> str:
+        asked.append((*given, in_packs))
+        return "defer"
+
+    made, router = DeferredRows(POLICY, (2, 0), is_told=False), cast("Router", SimpleNamespace(decision=decision))
+    packs: Any = SimpleNamespace(
+        lineage=SimpleNamespace(row_ids=torch.tensor([8]), by_token=(torch.tensor([[1, 1]]), None)), band=3
+    )
+    with pytest.warns(UserWarning, match=r"^Step 5 was given rows of (late|free), which .* once the class is admitted"):
+        made.see([part([4, 2]), packs], [0, None], 5, router)
+    assert asked == [(0, 5, 0, False), (1, 5, 3, True)]
+    assert made.num_waiting == {"free": 1, "late": 2}
+    assert list(made.num_waiting) == ["free", "late"]
+    assert {name: (ids.tolist(), ids.dtype) for name, ids in made.state().items()} == {
+        "late": ([2, 4], torch.int64),
+        "free": ([8], torch.int64),
+    }
+    with pytest.raises(ValueError, match="zip"):
+        made.see([part([4])], [], 5, router)
+
+
+def test_another_policy_may_defer_what_the_first_did_not_and_what_waits_is_not_forgotten() -> None:
+    made = DeferredRows(OPEN, (0, 1, 2), is_told=False)
+    made.go_by(OPEN)
+    assert made._is_on is False
+    made.go_by(POLICY)
+    assert made._is_on is True
+    made.go_by(OPEN)
+    assert made._is_on is True
+    again = DeferredRows(POLICY, (0, 1, 2), is_told=False)
+    again.restore({})
+    assert again._is_on is True
+
+
+def test_who_has_a_loop_of_its_own_is_told_at_the_start() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert warn_of_own_loop(None) == warn_of_own_loop(OPEN) == ()
+    with pytest.warns(UserWarning, match="a loop of your own can't be rescheduled") as caught:
+        told = warn_of_own_loop(ALWAYS)
+    assert len(caught) == 1
+    assert str(caught[0].message).startswith("The policy defers bound in first, second; late in second, and a loop")
+    assert told == (
+        "rows of bound in first, second that your loop doesn't give again later",
+        "rows of late in second that your loop doesn't give again later",
+    )

@@ -45,6 +45,7 @@ class Told:
 
     folder: Path
     events: list[Any] = field(default_factory=list)
+    is_busy: bool = False
 
     def check(self) -> None:
         self.events.append("check")
@@ -54,7 +55,7 @@ class Told:
 
     def wait(self, seconds: float | None = None) -> bool:
         self.events.append(("wait", seconds))
-        return True
+        return not self.is_busy or seconds is None
 
     def begin(self, checkpoint: Path) -> None:
         self.events.append(("begin", checkpoint.name, checkpoint.exists()))
@@ -190,17 +191,15 @@ def test_without_a_copy_to_wait_for_nothing_is_settled_while_the_loop_waits(tmp_
     one.settle(copied=True)
     assert ranks.said == ["barrier", False, False, False, False]
     assert told.events == [("wait", 10.0), ("wait", 10.0), "settle"]
-    alone = saver(tmp_path, ranks)
-    alone.settle(copied=True)
-    alone.abandon()
+    saver(tmp_path, ranks).settle(copied=True)
+    saver(tmp_path, ranks).abandon()
 
 
 # --------------------------------------------------------------------------------------------------- beside the loop
 
 
 def test_beside_the_loop_the_state_is_written_as_it_was(tmp_path: Path) -> None:
-    weight, facts = torch.arange(4.0), {"list": [1]}
-    told = Told(tmp_path)
+    weight, facts, told = torch.arange(4.0), {"list": [1]}, Told(tmp_path)
     one = saver(tmp_path, told=told, is_async=True)
     one.save(Clock(step=1), state(1, weight, **facts))
     weight.zero_()
@@ -215,11 +214,10 @@ def test_beside_the_loop_the_state_is_written_as_it_was(tmp_path: Path) -> None:
 
 
 def test_in_one_go_the_state_is_not_copied(tmp_path: Path) -> None:
-    one = saver(tmp_path)
-    made = state()
+    one, made = saver(tmp_path), state()
     draft = one._drafted(made)
     assert isinstance(draft, WholeDraft)
-    assert draft._given == (tmp_path, made, 5)
+    assert draft._given[::2] == (tmp_path, 5)
     assert draft._given[1] is made
     assert one._kept == {}
 
@@ -307,13 +305,8 @@ def test_the_loop_looks_and_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_alone_a_checkpoint_waits_for_the_copy_before_it(tmp_path: Path) -> None:
-    class Busy(Told):
-        def wait(self, seconds: float | None = None) -> bool:
-            super().wait(seconds)
-            return seconds is None
-
     (tmp_path / ".draft-00000001").mkdir()
-    told = Busy(tmp_path)
+    told = Told(tmp_path, is_busy=True)
     one, draft = saver(tmp_path, told=told, is_async=True, copies=told), Drafted(tmp_path / ".draft-00000001")
     draft.may_finish.set()
     one._flight = Flight(Clock(step=1), draft, is_first=True)
@@ -325,8 +318,9 @@ def test_alone_a_checkpoint_waits_for_the_copy_before_it(tmp_path: Path) -> None
 @pytest.mark.parametrize("fails", ["", "finish"])
 def test_what_is_abandoned_is_published_unless_it_fails(tmp_path: Path, fails: str) -> None:
     (tmp_path / ".draft-00000001").mkdir()
-    told, draft = Told(tmp_path), Drafted(tmp_path / ".draft-00000001", fails)
-    one = saver(tmp_path, told=told, is_async=True, copies=told)
+    told, draft, ranks = Told(tmp_path, is_busy=True), Drafted(tmp_path / ".draft-00000001", fails), Saying()
+    ranks.is_parallel = True
+    one = saver(tmp_path, ranks, told, is_async=True, copies=told)
     draft.may_finish = draft.abandoned
     one._flight = Flight(Clock(step=1), draft, is_first=True)
     one.abandon()
@@ -391,7 +385,7 @@ def test_parts_of_ranks_that_are_not_there_are_waited_for_so_long(
     one = saver(tmp_path)
     draft = one._drafted(held(3))
     assert draft is not None
-    assert draft.finish() == ROOTS
+    assert (draft.path, draft.finish()) == (tmp_path / ".draft-00000003-5", ROOTS)
     assert given == [(draft.path, 3, {"about": 3}, one._shares._plan, 1, 600.0, draft.abandoned)]
     assert not draft.abandoned.is_set()
 
