@@ -163,6 +163,14 @@ def test_a_part_is_a_safetensors_file_with_what_its_rank_tells_beside_it(tmp_pat
     }
 
 
+def test_a_part_is_durable_before_anything_is_told_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    monkeypatch.setattr(parts, "sync", lambda path: did.append(path.name))
+    monkeypatch.setattr(parts, "replace_file", lambda path, _: did.append(path.name))
+    write_part(tmp_path, 1, 2, PLAN, filled(1))
+    assert did == ["part-00001-of-00002.safetensors", "part-00001-of-00002.json"]
+
+
 def test_a_name_says_which_of_how_many() -> None:
     assert part_name(3, 12) == "part-00003-of-00012.safetensors"
 
