@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from cosmati.core.state import parameter_root, tensor_root
@@ -37,6 +37,7 @@ from cosmati.train.run.checkpoints import (
     write_checkpoint,
 )
 from cosmati.train.run.parts import HeldState
+from tests.train.in_parts import write_in_parts
 
 
 def simple(step: int, model: dict[str, Tensor] | None = None, state: dict[str, Tensor] | None = None) -> Checkpoint:
@@ -170,6 +171,23 @@ def test_torch_s_own_refusal_is_told_like_any(tmp_path: Path, monkeypatch: pytes
         write_checkpoint(tmp_path, simple(3, state={"m": torch.ones(1)}))
     assert isinstance(caught.value.__cause__, OSError)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_writes_and_reads_asks_no_other_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    save, load = state_dict_saver.save, state_dict_loader.load
+    monkeypatch.setattr(state_dict_saver, "save", lambda *a, **more: given.append(more["no_dist"]) or save(*a, **more))
+    monkeypatch.setattr(state_dict_loader, "load", lambda *a, **more: given.append(more["no_dist"]) or load(*a, **more))
+    made = simple(3, state={"m": torch.ones(1)})
+    assert read_checkpoint(publish_checkpoint(write_checkpoint(tmp_path, made), keep=1)).state["m"].tolist() == [1]
+    assert given == [True, True]
+
+
+def test_parts_make_one_checkpoint_with_its_facts_and_digests(tmp_path: Path) -> None:
+    made = Checkpoint(3, {"w": torch.ones(2)}, {"m": torch.ones(3)}, {"clock": [3], "feed": "it"})
+    assert write_in_parts(tmp_path, made, 2) == made.roots
+    found = read_checkpoint(tmp_path / "step-00000003")
+    assert (found.step, found.facts, found.roots) == (3, made.facts, made.roots)
 
 
 def test_a_refusal_says_where_and_what_to_do(tmp_path: Path) -> None:

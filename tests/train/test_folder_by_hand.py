@@ -68,9 +68,10 @@ def test_another_of_this_process_is_told_from_another_process(tmp_path: Path, mo
 def test_what_can_not_be_opened_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(NOTE_VARIABLE, str(tmp_path / "file" / "note"))
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(OSError, match="file") as caught:
         RunFolder.open(tmp_path, FACTS)
-    assert not is_locked(tmp_path / "lock")
+    assert not is_locked(tmp_path / "lock"), "though the error still holds all that it went through"
+    assert caught.tb is not None
 
 
 def test_who_has_lost_its_place_writes_nothing_more(tmp_path: Path) -> None:
@@ -167,6 +168,18 @@ def test_only_what_is_changed_is_noted_each_on_a_line(tmp_path: Path) -> None:
         {"step": 3, "changes": [["a", 1, None], ["b", "x", "y"]]},
         {"step": 5, "changes": [["a", None, 2]]},
     ]
+
+
+def test_where_a_checkpoint_is_the_record_keeps_its_start_and_its_first_model(tmp_path: Path) -> None:
+    earlier = dataclasses.replace(described(), started="2001-02-03T04:05:06+00:00")
+    (tmp_path / "run.json").write_text(earlier.to_json())
+    begun = RunFolder.open(tmp_path, FACTS)
+    assert (begun._started == earlier.started, begun._model_digest) == (False, (b"M" * 32).hex())
+    begun.unlock()
+    (tmp_path / "checkpoints" / "step-00000003").mkdir()
+    resumed = RunFolder.open(tmp_path, FACTS)
+    assert (resumed._started, resumed._model_digest) == (earlier.started, "mm")
+    resumed.unlock()
 
 
 def test_what_governs_may_be_another_and_the_rest_stays(tmp_path: Path) -> None:

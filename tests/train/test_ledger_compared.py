@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cosmati.core.clock import Budget, Clock, Time
 from cosmati.ledger.difference import UNKNOWN_ROWS, LedgerDifference
 from cosmati.ledger.row_secrets import commit
 from cosmati.ledger.rows import ROWS_VERSION, SALTED_VERSION
-from cosmati.records.ledger import CheckpointEntry, EndEntry
+from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
 from cosmati.train.observers import replayed
-from cosmati.train.observers.replayed import LedgerComparison
+from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
+from tests.train.hand_made import run_facts
 
 DIFFERENCE = LedgerDifference(0, "loss", "1", "2")
 OWN, OTHER, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
@@ -167,3 +171,72 @@ def test_rows_are_compared_where_their_blinds_are_known(version: int, monkeypatc
     assert made.without_rows == {3, 4}, "nobody has the blinds, or no certificate says why"
     assert made.forgotten == {2: (3, 7)}
     assert asked == ["a", "b"]
+
+
+def step_entry(step: int) -> StepEntry:
+    found: Any = object.__new__(StepEntry)
+    object.__setattr__(found, "step", step)
+    entry: StepEntry = found
+    return entry
+
+
+def test_steps_are_compared_with_their_details_and_the_tables_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr(
+        replayed, "compare_step", lambda *given, **more: looked.append((*given[3:], more)) or ([], set())
+    )
+    monkeypatch.setattr(replayed, "compare_tables", lambda *given: looked.append(given) or [])
+    made = comparison()
+    made.tables_now = lambda: {"seed": 3}
+    first, second = step_entry(0), step_entry(1)
+    made.append(first, {"of": 0})
+    made.append(second)
+    signed = {"origin": "r", "keys": None}
+    assert looked == [(0, {}, {"seed": 3}, replayed._TABLES), (first, {"of": 0}, signed), (second, {}, signed)]
+    made.append(step_entry(3))
+    assert (made.num_steps, made.done) == (2, 4), "of which nothing was written there"
+
+
+def test_at_its_end_it_looks_at_what_is_left() -> None:
+    made = comparison(
+        keep_going=True, roots={5: {OWN}}, states=lambda step, asked: {OTHER} if asked == "all" else set()
+    )
+    made.request = "all"
+    made.unexplained = lambda step, signed: list(signed)
+    made.append(checkpoint(5, OWN, OWN))
+    assert made.differences == []
+    for _ in range(2):
+        made.close()
+        assert [one.what for one in made.differences] == ["digest of weights, optimizers and averages after 5 steps"], (
+            "once"
+        )
+
+
+def test_what_nobody_reads_of_a_writer_is_nothing() -> None:
+    made = comparison()
+    assert (made.checkpoint(), made.has_ended(), made.next_attempt()) == (None, False, 0)
+    assert made.resume_entry(7) == ResumeEntry(7, 0, 0)
+    fresh = LedgerComparison(made.run, range(2, 5), None, keep_going=False)
+    assert (fresh.done, fresh.span_end, fresh.is_over, fresh.request) == (2, 5, False, "")
+    for work in (fresh.stop, fresh.save, fresh.tables_now, fresh.unexplained):
+        with pytest.raises(AssertionError, match="the run isn't open"):
+            work()  # type: ignore[operator]
+
+
+def test_the_observer_of_a_replay_writes_no_ledger(tmp_path: Path) -> None:
+    stopped: list[str] = []
+    made, facts = comparison(), run_facts()
+    own = ReplayedLedger(made, lambda: OWN)
+    told: dict[str, Any] = {"model": None, "rank": 0, "attempt": 0, "started": 0.0, "superseded": {}}
+    own.on_open(
+        WatchedRun(facts=facts, folder=tmp_path, stop=stopped.append, publish=lambda *_: None, **told)  # type: ignore[arg-type]
+    )
+    made.stop("enough")
+    assert (own._facts, own._directory, own._digest(), stopped) == (facts, tmp_path / "ledger", OWN, ["enough"])
+    own.on_start(Clock(), Budget(Time.parse("2ba")))
+    assert vars(own)["_writer"] is made
+    assert made.tables_now()["seed"] == facts.seed
+    assert own._commit(rows(3)) == UNKNOWN_ROWS
+    assert made.without_rows == {3}
+    own._keep_archive()
+    assert list(tmp_path.iterdir()) == []
