@@ -278,6 +278,23 @@ def test_what_is_given_back_as_it_was_is_not_looked_at(monkeypatch: pytest.Monke
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decays(Method):
+    """Takes the weights from the gradients."""
+
+    stage: ClassVar[Stage] = Stage.GRADIENT
+
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        assert at.microbatch == 1
+        return gradients.map(lambda gradient, weight: gradient - weight, weights)
+
+
+def test_a_gradient_method_is_given_the_weights_of_these_gradients() -> None:
+    applied, _ = _applied(Decays())
+    changed = applied.gradients(Pieces({"b": torch.tensor([5.0])}), _at())
+    assert {name: float(value) for name, value in changed.tensors.items()} == {"b": 3.0}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forgets(Method):
     """Returns a dictionary where `Pieces` are due."""
 

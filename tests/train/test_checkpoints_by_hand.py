@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -89,7 +90,11 @@ def test_roots_are_of_weights_and_of_all_but_what_observers_keep() -> None:
 
 def test_who_holds_all_has_a_whole_checkpoint() -> None:
     weight, moment = torch.ones(2), torch.zeros(3)
-    made = whole(HeldState(4, {"w": HeldSpan.of(weight)}, {"m": HeldSpan.of(moment)}, {"about": "it"}))
+    held = HeldState(4, {"w": HeldSpan.of(weight)}, {"m": HeldSpan.of(moment)}, {"about": "it"})
+    made = whole(held)
+    for one in (held, made):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            one.step = 5  # type: ignore[misc]
     assert (made.step, made.facts) == (4, {"about": "it"})
     assert (made.model["w"], made.state["m"]) == (weight, moment)
     assert (list(made.model), list(made.state)) == (["w"], ["m"])

@@ -18,6 +18,7 @@ from cosmati.errors import RunError
 from cosmati.methods import EMA, LabelSmoothing
 from cosmati.provenance.artifact import Artifact
 from cosmati.records.launched import NOTE_VARIABLE
+from cosmati.records.run import GuaranteeRecord, PlanLine
 from cosmati.storage.lock import FileLock, is_locked
 from cosmati.train.identity import Change
 from cosmati.train.run import folder as folder_module
@@ -215,10 +216,12 @@ def test_a_recipe_is_told_in_the_order_of_its_names_with_its_task(task: str) -> 
     record = describe_run(facts, facts.plan, Clock(), run_id="", model_digest="")
     told = {"lr": 0.5, "methods": ["LabelSmoothing(smoothing=0.25)", "EMA(half_life='2ba')"]}
     assert record.recipe_text == json.dumps(told | ({"task": task} if task else {}), indent=1)
-    assert [(line.stage, line.method) for line in record.plan] == [
-        ("label", "LabelSmoothing(smoothing=0.25)"),
-        ("average", "EMA(half_life='2ba')"),
-    ]
+    first_lines = [(kind.__doc__ or "").strip().splitlines()[0] for kind in (LabelSmoothing, EMA)]
+    assert record.plan == (
+        PlanLine("label", "LabelSmoothing(smoothing=0.25)", first_lines[0]),
+        PlanLine("average", "EMA(half_life='2ba')", first_lines[1]),
+    )
+    assert record.guarantees == tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in facts.plan.guarantees)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_who_claims_a_place_notes_it_before_it_says_so(run: Run) -> None:
     place.say(run.folder, "other")
     fourth = place.claim(run.folder)
     assert place.tokens_of(run.folder) == [first, "other", third, fourth]
+    assert place.claim(run.folder) == fourth, "its last one"
     elsewhere = CopyPlace(str(run.place / "else"))
     assert elsewhere.tokens_of(run.folder) == []
 
@@ -168,3 +169,17 @@ def test_what_is_fetched_is_synced_and_stays_below_its_draft(run: Run, monkeypat
     with pytest.raises(ValueError, match=r"^step-00000001/\.\./\.\./out leads out of it\.$"):
         place.fetch("step-00000001", draft)
     assert not (run.folder / "out").exists()
+
+
+@pytest.mark.parametrize("sizes", [{"step-00000001/a": 7}, None])
+def test_a_file_is_fetched_by_its_length_where_that_is_known(
+    run: Run, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int] | None
+) -> None:
+    told: list[Any] = []
+    place, files = CopyPlace(str(run.place)), ["step-00000001/a", "step-00000001/b"]
+    monkeypatch.setattr(place._target, "names", lambda pattern: told.append(pattern) or files)
+    monkeypatch.setattr(place._target, "sizes", lambda names, *, sure: told.append((names, sure)) or sizes)
+    monkeypatch.setattr(place._target, "fetch", lambda path, to, *, num_bytes: told.append((path, num_bytes)))
+    place.fetch("step-00000001", run.checkpoints / ".draft")
+    known = None if sizes is None else 7
+    assert told == ["step-00000001/**", (files, ("", 0)), (files[0], known), (files[1], None)]
