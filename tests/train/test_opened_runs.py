@@ -161,3 +161,22 @@ def test_the_ledger_is_told_the_digest_that_it_has_signed(tmp_path: Path) -> Non
         made = opened(trainer(tmp_path / "run", ledger=True))
     ledger: Any = next(one for one in made.run.observers if type(one).__name__ == "LedgerObserver")
     assert ledger._state_digest == last.signed_digest
+
+
+def test_a_run_s_facts_are_those_that_were_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def ends(*given: Any, **changed: Any) -> Any:
+        seen.append(given or changed)
+        raise ZeroDivisionError("no need to go on")
+
+    one = trainer(None).prepared
+    told: dict[str, Any] = {"data_digest": "d", "identity": {"i": 1}, "vouched": "v", "data_text": "t"}
+    prepared = dataclasses.replace(one, given=SimpleNamespace(policy="p"), artifacts=("a",), **told)  # type: ignore[arg-type]
+    for name in ("facts_of", "sensitive_of"):
+        monkeypatch.setattr(opening, name, ends)
+        with pytest.raises(ZeroDivisionError, match="no need"):
+            open_run(prepared, [], one.assembly.plan, Clock(), None)
+        monkeypatch.setattr(opening, name, lambda *_: "made")
+    a = one.assembly
+    assert seen == [(a, "d", {"i": 1}, "p", "v", "t", ("a",)), (prepared.given, a.policy, "v")]
