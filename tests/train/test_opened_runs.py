@@ -21,6 +21,7 @@ from cosmati.optim import SGD
 from cosmati.provenance.artifact import Artifact
 from cosmati.train import opening
 from cosmati.train.config import RunConfig
+from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import Opened, open_run
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
@@ -86,6 +87,7 @@ def test_a_run_goes_on_where_its_checkpoint_stands(folder: Path) -> None:
     made = opened(one, seen)
     assert (made.clock.step, made.clock.rows) == (2, 8)
     assert made.states is not None
+    assert made.plan.holds(Promise.RESUME)
     assert seen.started == [0, -1, 2]
     weights = dict(one.prepared.assembly.model.state_dict())
     assert all(torch.equal(weights[name], value) for name, value in last.model.items())
@@ -180,3 +182,17 @@ def test_a_run_s_facts_are_those_that_were_prepared(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(opening, name, lambda *_: "made")
     a = one.assembly
     assert seen == [(a, "d", {"i": 1}, "p", "v", "t", ("a",)), (prepared.given, a.policy, "v")]
+
+
+def test_news_of_what_is_vouched_for_are_among_the_facts_and_the_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(opening, "recorded_in", lambda folder: ("recorded", folder))
+    one, change = trainer(None), Change("vouched", None, "now")
+    news = SimpleNamespace(facts=lambda facts: {"seed": facts.seed + 5}, changes=[change])
+    watch = SimpleNamespace(resume=lambda *given: asked.append(given) or (news if len(asked) == 1 else None))
+    prepared: Any = dataclasses.replace(one.prepared, watch=watch)  # type: ignore[arg-type]
+    seed = one.prepared.assembly.config.seed
+    for expected in (seed + 5, seed):
+        made = open_run(prepared, [], prepared.assembly.plan, Clock(), None)
+        assert (made.run.facts.seed, change in made.continuity.changed) == (expected, expected != seed)
+    assert asked == [(("recorded", None), Clock())] * 2
