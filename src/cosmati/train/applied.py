@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.loss import LossFunction
-from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.method import Method, Position, Stage, State, overrides
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators, position_key
@@ -44,8 +44,8 @@ class AppliedMethods:
         policy: CompiledPolicy | None = None,
     ) -> None:
         def having(hook: str) -> list[int]:
-            chosen = plan.with_hook(hook)
-            return [index for index, method in enumerate(plan.methods) if method in chosen]
+            # By index: two of one class may be equal, or of tensors that can't be compared.
+            return [index for index, method in enumerate(plan.methods) if overrides(method, hook)]
 
         self._methods = plan.methods
         self._weights = weights

@@ -46,6 +46,8 @@ def artifact(
         DataError: there's no such file, or a file isn't what was signed.
     """
     is_path = isinstance(content, str | Path)
+    told = str(content) if is_path else ""
+    content = Path(str(content)).expanduser() if is_path else content
     sources = vouched_sources(content)
     if authority is not None:
         if not is_path or not Path(str(content)).is_dir():
@@ -55,14 +57,13 @@ def artifact(
             )
             raise ProvenanceError(msg)
         sources = [vouched_files(Path(str(content)), authority)]
-    digest, origin = _digest_of(kind, content), origin or (str(content) if is_path else "")
-    return Artifact(kind, digest, origin, name, vouched_data(sources), tuple(sources))
+    digest = _digest_of(kind, content)
+    return Artifact(kind, digest, origin or told, name, vouched_data(sources), tuple(sources))
 
 
 def _digest_of(kind: str, content: Any) -> str:  # noqa: ANN401  (whatever was prepared)
-    if isinstance(content, str | Path):
-        path = Path(content).expanduser()
-        return file_sha256(path) if path.is_file() else content_digest(dict(digests_of_files(path))).hex()
+    if isinstance(content, Path):
+        return file_sha256(content) if content.is_file() else content_digest(dict(digests_of_files(content))).hex()
     if own := _own_digest(content):
         return own
     if isinstance(content, nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -330,11 +329,11 @@ class RunConfig(NamedSettings):
 
     def anchored(self) -> RunConfig:
         """Return the settings with places from the root: the process may change its directory, and `.` has no name."""
-        weights = self.load_weights
+        folder, weights = self.run_folder, self.load_weights
         return dataclasses.replace(
             self,
-            run_folder=None if self.run_folder is None else self.run_folder.absolute(),
-            load_weights=None if weights is None else Path(os.path.abspath(weights)),  # noqa: PTH100  (without `..`)
+            run_folder=None if folder is None else _from_root(folder),
+            load_weights=None if weights is None else _from_root(weights),
         )
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
@@ -373,3 +372,8 @@ TRAINER_NAMES: dict[str, str] = {
     "val_dataloaders": "evaluation=Evaluation(data, metrics)",
 }
 """What other trainers call their arguments, and what they are here."""
+
+
+def _from_root(path: Path) -> Path:
+    """Return a path whose last part is a name; a link that's on the way keeps its own, but before a `..`."""
+    return path.resolve() if ".." in path.parts else path.absolute()

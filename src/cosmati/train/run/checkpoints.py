@@ -231,12 +231,15 @@ def unsavable(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors on the CPU, none of which is a view of something larger."""
-    found = {name: value.detach().cpu().resolve_conj().resolve_neg().contiguous() for name, value in tensors.items()}
-    return {
-        name: value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
-        for name, value in found.items()
-    }
+    """Return contiguous tensors on the CPU, none of which is a view of something larger, or of another one."""
+    found, seen = dict[str, Tensor](), set[int]()
+    for name, given in tensors.items():
+        value = given.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        memory = value.untyped_storage()
+        is_own = memory.nbytes() == value.nbytes and memory.data_ptr() not in seen
+        seen.add(memory.data_ptr())
+        found[name] = value if is_own else value.clone()
+    return found
 
 
 def publish_checkpoint(draft: Path, *, keep: int) -> Path:
