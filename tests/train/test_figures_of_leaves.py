@@ -97,9 +97,7 @@ def test_figures_come_back_from_their_table(
 def test_an_accelerators_table_stays_there() -> None:
     there = torch.device("meta")
     labels = torch.ones(4, device=there).double()
-    seen = [
-        LeafFacts(torch.ones((), device=there), 2.0, 3.0, 4.0, 5.0, labels=torch.ones(4, device=there).double())
-    ] * 2
+    seen = [LeafFacts(torch.ones((), device=there), 2.0, 3.0, 4.0, 5.0, labels=labels)] * 2
     norms, sketches, _ = figures(3, 2)
     table = table_of([*seen], (norms, sketches, []), 4, there)
     assert (table.device.type, table.dtype, table.shape) == ("meta", torch.float64, (2, 4 + 6 + 3 + 3 * WIDTH))
