@@ -282,3 +282,12 @@ def test_a_namespace_is_looked_into() -> None:
     assert mark.is_same(held)
     held.x.add_(1)
     assert mark.has_changed(held)
+
+
+def test_a_tuple_of_other_things_is_looked_into() -> None:
+    within = torch.ones(1)
+    data = (ONE, [within])
+    mark = Mark(data)
+    assert mark.is_same(data)
+    within.add_(1)
+    assert mark.has_changed(data)

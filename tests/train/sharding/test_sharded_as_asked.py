@@ -235,3 +235,15 @@ def test_what_cannot_be_cut_is_refused_on_one_rank_too() -> None:
     model = model_of()
     model.register_parameter("own", nn.Parameter(torch.tensor(1.0)))
     assert "own is a scalar" in refused(model=model)
+
+
+@pytest.mark.parametrize("kind", ["replicated", "optimizer"])
+def test_parts_that_a_replicas_ranks_share_go_to_the_layout(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    parts, asked = object(), Asked(2, sharding=kind, packed=True)
+    told: list[Any] = []
+    monkeypatch.setattr(sharding, "InReplicas", Recorded)
+    monkeypatch.setattr(sharding, "share_parts", lambda *given, **named: told.append((given, named)) or parts)
+    layout, turns = asked()
+    assert told == [((asked.given, asked.model, asked.ranks), {"packed": True})]
+    assert layout.given == (asked.model, REGIONS, asked.ranks, 4, parts)
+    assert turns is asked.turns
