@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cosmati.core.meetings import meeting_nobody
 from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
-from cosmati.train.layout import whole
+from cosmati.train.layout import whole, whole_step
 from cosmati.train.layout.whole import Whole
 from cosmati.train.layout.whole_step import WholeStep
 from cosmati.train.ranks import Ranks
@@ -136,7 +134,8 @@ def test_every_step_has_the_bits_of_the_tree(
 
 @pytest.mark.parametrize("why", ["met", "hook", "again", "alone", "frozen"])
 @pytest.mark.usefixtures("small_buckets")
-def test_nothing_leaves_early_where_others_may_not_expect_it(why: str) -> None:
+def test_nothing_leaves_early_where_others_may_not_expect_it(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_step, "may_meet", lambda: why != "alone")
     own = leaves(ONES)
 
     def work(ranks: Ranks) -> int:
@@ -149,9 +148,7 @@ def test_nothing_leaves_early_where_others_may_not_expect_it(why: str) -> None:
             with layout.step(ONES, learns, measure=False) as step:
                 for m in layout.mine:
                     with step.slot(m) as slot:
-                        objective = squares(layout._model, m)
-                        with meeting_nobody() if why == "alone" else nullcontext():
-                            slot.backward(objective, is_final=why != "again")
+                        slot.backward(squares(layout._model, m), is_final=why != "again")
                 root = step.root(None)
                 assert is_tree(root, [[None if i not in learns else g for i, g in enumerate(leaf)] for leaf in own])
         return ranks.num_early
