@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cosmati.core.pieces import Pieces
-from cosmati.errors import CheckpointError, PlanError
+from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import WIDTH, DirectionSketch
 from cosmati.train.layout.sharded import Sharded
@@ -212,13 +214,6 @@ def test_what_is_frozen_before_isn_t_the_layouts_to_teach() -> None:
     assert on_threads(2, work) == [(left, list(left))] * 2
 
 
-def freezes(model: Any, m: int) -> Tensor:
-    found = model.blocks[0](rows(m))
-    for one in (model.blocks[1].weight,):
-        one.requires_grad_(requires_grad=False)
-    return found.sum() + model(rows(m)).sum()
-
-
 def differentiates(model: Any, m: int) -> Tensor:
     loss = loss_of(model, m)
     given = rows(m).requires_grad_()
@@ -227,10 +222,11 @@ def differentiates(model: Any, m: int) -> Tensor:
 
 
 class Writes(Blocks):
-    """Its first block writes to its own weights, past autograd where asked."""
+    """Its first block writes to its own weights, past autograd where asked, from its nth pass on."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, since: int = 1) -> None:
         super().__init__()
+        times = itertools.count(1)
 
         class Own(nn.Linear):
             def forward(self, given: Tensor) -> Tensor:
@@ -238,21 +234,23 @@ class Writes(Blocks):
                 with torch.no_grad():
                     if how == "counted":
                         self.bias.add_(1)
-                    elif how == "past autograd":
+                    elif how == "past autograd" and next(times) >= since:
                         self.bias.data.add_(1)
                 return found
 
         self.blocks[0] = Own(2, 3)
 
 
-def refused(make: Callable[[], Any], loss: Callable[[Any, int], Tensor]) -> list[str]:
+def refused(make: Callable[[], Any], loss: Callable[[Any, int], Tensor] = loss_of) -> list[str]:
     def work(ranks: Ranks) -> str:
-        layout = Sharded(make(), REGIONS, ranks, V)
+        layout, begun = Sharded(make(), REGIONS, ranks, V), list[int]()
         with layout.step(ONES, ALL, measure=False) as step, pytest.raises(PlanError) as told:  # noqa: PT012
             for m in layout.mine:
+                begun.append(m)
                 with step.slot(m) as slot:
                     slot.backward(loss(layout._model, m))
         assert layout.arrivals.slot is None
+        assert begun == layout.mine[:1]
         return str(told.value)
 
     return on_threads(2, work)
@@ -260,8 +258,105 @@ def refused(make: Callable[[], Any], loss: Callable[[Any, int], Tensor]) -> list
 
 @pytest.mark.parametrize("how", ["counted", "past autograd"])
 def test_what_the_forward_pass_writes_to_weights_is_refused(how: str) -> None:
-    for told in refused(lambda: Writes(how), loss_of):
+    for told in refused(lambda: Writes(how)):
         assert told.startswith("The forward pass changes blocks.0.bias, and sharding='full' gathers it")
+
+
+def test_writes_past_autograd_are_looked_for_in_a_runs_first_passes() -> None:
+    wanted = swept_alike(Blocks)
+    assert swept_alike(lambda: Writes("past autograd", since=2)) == wanted
+
+
+def swept_alike(make: Callable[[], Blocks]) -> list[tuple[str, ...]]:
+    return on_threads(2, lambda ranks: swept(Sharded(make(), REGIONS, ranks, V), ONES, None)[0].names)
+
+
+def test_what_the_forward_pass_has_frozen_is_named() -> None:
+    def freezes(model: Any, m: int) -> Tensor:
+        model.blocks[0].bias.requires_grad_(requires_grad=False)
+        return loss_of(model, m)
+
+    for told in refused(Blocks, freezes):
+        assert told.startswith(
+            "blocks.0.bias trained, and the forward pass has frozen it. Freeze it before the Trainer"
+        )
+
+
+class Reads(nn.Linear):
+    """Reads what it's given several times."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        return super().forward(given) * given
+
+
+class Shared(Blocks):
+    """What its second block reads others read too."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.blocks[1] = block
+
+    def forward(self, given: Tensor, *, skips: bool = False) -> Tensor:
+        hidden = torch.tanh(self.blocks[0](given))
+        return self.head(self.blocks[1](hidden) + hidden) * hidden.sum()
+
+
+def test_sums_in_another_order_are_refused() -> None:
+    for told in refused(lambda: Shared(Reads(3, 3))):
+        assert told.startswith("The block of blocks.1.weight reads an input several times, and others read it too")
+    assert swept_alike(lambda: Shared(nn.Linear(3, 3))) == [NAMES] * 2
+
+
+def test_passes_within_passes_are_refused() -> None:
+    def within(model: Any, m: int) -> Tensor:
+        found: Tensor = checkpoint(torch.square, model(rows(m)), use_reentrant=True).sum()
+        return found
+
+    for told in refused(Blocks, within):
+        assert told.startswith("A function of the model runs a backward pass within its own")
+
+
+class Idle(nn.Linear):
+    """Leaves a weight of its own out, where asked."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.left_out = True
+
+    def forward(self, given: Tensor) -> Tensor:
+        return nn.functional.linear(given, self.weight, None if self.left_out else self.bias)
+
+
+@pytest.mark.parametrize("used", [(), (2,), (1, 2)])
+def test_a_weight_that_a_block_leaves_out_adds_nothing_to_a_sum(used: Sequence[int]) -> None:
+    def loss(model: Any, m: int) -> Tensor:
+        model.blocks[1].left_out = m not in used
+        return loss_of(model, m)
+
+    def made() -> Blocks:
+        model = Blocks()
+        block = Idle()
+        block.load_state_dict(model.blocks[1].state_dict())
+        model.blocks[1] = block
+        return model
+
+    plain = made()
+    own = [torch.autograd.grad(loss(plain, m), list(plain.parameters()), allow_unused=True) for m in range(V)]
+    sums = {name: pairwise([leaf[i] for leaf in own]) for i, name in enumerate(NAMES)}
+
+    def work(ranks: Ranks) -> Any:
+        layout = Sharded(made(), REGIONS, ranks, V)
+        with layout.step(ONES, ALL, measure=False) as step:
+            for m in layout.mine:
+                with step.slot(m) as slot:
+                    slot.backward(loss(layout._model, m))
+            return step.root(None), {name: layout.cut.rows[name].of(ranks.rank) for name in NAMES}
+
+    for root, cut in on_threads(2, work):
+        assert root.names == tuple(name for name in NAMES if used or name != "blocks.1.bias")
+        for name, tensor in root.tensors.items():
+            total: Any = sums[name]
+            assert same_bits(tensor, total[cut[name]])
 
 
 def test_a_loss_that_differentiates_by_itself_is_refused() -> None:
@@ -293,147 +388,3 @@ def test_outside_of_a_step_the_model_is_read_as_it_is() -> None:
 
     for found in on_threads(2, work):
         assert all(map(torch.equal, found, wanted))
-
-
-class TestState:
-    """What ranks hold of a model together is the whole model."""
-
-    def test_parameters_and_buffers_come_whole_and_go_in_rows(self) -> None:
-        before = Blocks().state_dict()
-        moved = {name: value + 1 for name, value in before.items()}
-
-        def work(ranks: Ranks) -> Any:
-            layout = Sharded(Blocks(), REGIONS, ranks, V)
-            assert layout.is_cut
-            saved = {name: one.clone() for name, one in layout.save()}
-            first, held = layout.digest(), layout.held()
-            weights = layout.weights()
-            own = {name: one.tensor.clone() for name, one in held.items()}
-            layout.load(moved)
-            for name, tensor in weights.tensors.items():
-                assert torch.equal(tensor, moved[name][layout.cut.rows[name].of(ranks.rank)])
-            assert torch.equal(layout._model.scale, moved["scale"])
-            with pytest.raises(CheckpointError) as told:
-                layout.load({**moved, "head.weight": torch.zeros(2, 2)} | {"blocks.0.bias": torch.zeros(3).double()})
-            with pytest.raises(CheckpointError) as missing:
-                layout.load({n: v for n, v in moved.items() if n != "head.weight"})
-            spans = {name: (one.start, one.shape) for name, one in held.items()}
-            return saved, first, layout.digest(), own, spans, str(told.value), str(missing.value)
-
-        first, second = on_threads(2, work)
-        for saved, was, now, own, spans, told, missing in (first, second):
-            assert list(saved) == list(before)
-            assert all(torch.equal(saved[name], before[name]) for name in before)
-            assert was != now
-            assert told == (
-                "The checkpoint's weights don't fit the model: blocks.0.bias is torch.float32 (3,), and was "
-                "torch.float64 (3,); head.weight is torch.float32 (1, 3), and was torch.float32 (2, 2)."
-            )
-            assert missing == "The checkpoint's weights don't fit the model: head.weight is missing."
-            for name, tensor in own.items():
-                start, shape = spans[name]
-                assert shape == tuple(before[name].shape)
-                assert torch.equal(tensor.flatten(), before[name].flatten()[start : start + tensor.numel()])
-        assert (first[1], first[2]) == (second[1], second[2])
-        assert set(first[3]) == set(before)
-        assert set(second[3]) == set(NAMES)
-        assert {name: start for name, (start, _) in second[4].items()} == dict(zip(NAMES, (4, 2, 6, 2, 3), strict=True))
-
-    def test_weights_are_other_ones_for_a_while(self) -> None:
-        def work(ranks: Ranks) -> Any:
-            layout = Sharded(Blocks(), REGIONS, ranks, V)
-            weights = layout.weights()
-            before = weights.copied()
-            name = NAMES[2]
-            with layout.perturbed(weights.only([name]).map(lambda one: torch.full_like(one, 0.5))):
-                assert torch.equal(weights.tensors[name], before.tensors[name] + 0.5)
-                assert torch.equal(weights.tensors[NAMES[0]], before.tensors[NAMES[0]])
-            with pytest.raises(KeyError), layout.replaced({name: torch.zeros_like(weights.tensors[name])}):
-                assert not weights.tensors[name].any()
-                raise KeyError
-            assert all(torch.equal(weights.tensors[n], before.tensors[n]) for n in NAMES)
-            return True
-
-        assert on_threads(2, work) == [True, True]
-
-    def test_commits_move_rows_and_staged_matrices_alike(self) -> None:
-        whole: dict[str, Any] = dict(Blocks().named_parameters())
-        sums = {name: pairwise([leaf[i] for leaf in leaves(ONES)]) for i, name in enumerate(NAMES)}
-        wanted = {n: p.detach() - 0.1 * sums[n] if n != NAMES[1] else p.detach() for n, p in whole.items()}
-
-        def work(ranks: Ranks, staged: Sequence[str]) -> Any:
-            layout = Sharded(Blocks(), REGIONS, ranks, V)
-            layout.stage(staged)
-            pieces = dict(layout.pieces())
-            for name in staged:
-                is_own = layout.cut.owner_of[name] == ranks.rank
-                assert pieces[name].shape == whole[name].shape
-                assert (pieces[name] == 1).all()
-                assert pieces[name].untyped_storage().nbytes() == 4 * (pieces[name].numel() if is_own else 1)
-            root = swept(layout, ONES, None, learns=ALL - {1})[0]
-            stale = pieces[NAMES[1]]
-            stale.grad = torch.ones_like(stale)
-
-            def step() -> None:
-                for name, piece in pieces.items():
-                    is_own = name not in staged or layout.cut.owner_of[name] == ranks.rank
-                    assert (piece.grad is not None) == (is_own if name != NAMES[1] else True)
-                    if name != NAMES[1] and piece.grad is not None:
-                        piece.data.sub_(0.1 * piece.grad)
-
-            moved = layout.commit(root, ALL - {1}, step)
-            alone = layout.commit(root.having({}), frozenset({1}), lambda: None)
-            assert stale.grad is None
-            state = {f"{name}/momentum": piece.detach() for name, piece in pieces.items() if name not in staged}
-            own = layout.own_state(layout.whole_state(state, of_optimizers=False), of_optimizers=False)
-            spans = layout.held_state(state, of_optimizers=False)
-            assert all(torch.equal(own[key], state[key]) for key in state)
-            assert {key: one.start for key, one in spans.items()} == {
-                f"{n}/momentum": layout.cut.rows[n].of(ranks.rank).start * layout.cut.rows[n].row_size
-                for n in NAMES
-                if n not in staged
-            }
-            return moved, alone, dict(layout.save())
-
-        for staged in ((), NAMES[::2]):
-            for moved, alone, saved in on_threads(2, lambda ranks, staged=staged: work(ranks, staged)):
-                assert moved == set(NAMES) - {NAMES[1]}
-                assert alone == frozenset()
-                for name in NAMES:
-                    torch.testing.assert_close(saved[name], wanted[name], rtol=1e-6, atol=1e-6)
-
-    def test_another_parameter_in_the_place_of_one_is_refused(self) -> None:
-        def work(ranks: Ranks) -> str:
-            layout = Sharded(Blocks(), REGIONS, ranks, V)
-            module: Any = layout._model
-            module.head._parameters["weight"] = nn.Parameter(torch.zeros(1, 3))
-            with pytest.raises(PlanError) as told, layout.step(ONES, ALL, measure=False):
-                pass
-            return str(told.value)
-
-        for told in on_threads(2, work):
-            assert told.startswith("The model isn't what was planned: head.weight is another tensor.")
-
-    def test_weights_are_sent_in_bfloat16_in_a_step_alone(self) -> None:
-        model = Blocks()
-        exact = loss_of(model, 0).detach()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(parameter.bfloat16())
-        narrow = loss_of(model, 0).detach()
-        assert not torch.equal(exact, narrow)
-
-        def work(ranks: Ranks) -> list[Tensor]:
-            found = []
-            for rounds in (False, True):
-                layout = Sharded(Blocks(), REGIONS, ranks, V, rounds=rounds)
-                found.append(loss_of(layout._model, 0).detach())
-                with layout.step(ONES, ALL, measure=False) as step, step.slot(layout.mine[0]) as slot:
-                    objective = loss_of(layout._model, 0)
-                    found.append(objective.detach())
-                    slot.backward(objective)
-                layout.lockstep._expected.clear()
-            return found
-
-        for found in on_threads(2, work):
-            assert all(map(torch.equal, found, (exact, exact, exact, narrow)))
