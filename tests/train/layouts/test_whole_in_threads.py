@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
 from cosmati.train.direction_sketch import DirectionSketch
 from cosmati.train.layout import whole, whole_step
+from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.whole import Whole
 from cosmati.train.layout.whole_step import WholeStep
 from cosmati.train.ranks import Ranks
@@ -345,3 +347,35 @@ def test_a_gradient_of_a_loss_s_own_is_neither_measured_nor_attenuated() -> None
         again = sweep(step, layout, routes, asks)
         assert is_tree(step.root(None), leaves(routes))
     assert all(torch.equal(norms[m][0], again[m][0]) for m in norms)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_under_way_is_waited_for_as_a_step_ends(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(RankSum, "close", lambda _: closed.append(1))
+
+    def work(ranks: Ranks) -> None:
+        layout = Whole(model_of(), REGIONS, ranks, V)
+        with pytest.raises(KeyError) if fails else nullcontext(), layout.step(ONES, ALL, measure=False) as step:
+            sweep(step, layout, ONES)
+            raise_if(fails)
+
+    on_threads(2, work)
+    assert closed == [1, 1]
+
+
+def raise_if(fails: bool) -> None:
+    if fails:
+        raise KeyError
+
+
+def test_passes_within_passes_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(whole_step, "runs_within", lambda _: bool(looked.append(1)))
+    layout = Whole(model_of(), REGIONS, Ranks(), V)
+    for learns, times in ((ALL - {0}, V), (ALL - {0}, 0), (ALL, V), (ALL, 0)):
+        looked.clear()
+        with layout.step(ONES, learns, measure=False) as step:
+            sweep(step, layout, ONES)
+            step.root(None)
+        assert len(looked) == times

@@ -112,6 +112,7 @@ CASES: dict[str, tuple[Sequence[tuple[float, float]], Sequence[int]]] = {
     "denied to a slot": (((0.0, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0)), ()),
     "denied to all": (((0.0, 1.0),) * V, ()),
     "some aren't offered": (((1.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)), ()),
+    "one isn't offered": (((1.0, 1.0), (0.0, 0.0), (1.0, 1.0), (1.0, 1.0)), ()),
     "a block is left out in a slot": (ONES, (0, 1)),
     "a block is left out by all": (ONES, (0, 1, 2, 3)),
 }
