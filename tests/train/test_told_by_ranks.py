@@ -95,6 +95,9 @@ def test_one_process_has_everything_and_asks_nobody() -> None:
         pass
     assert not ranks.has_met
     assert (ranks.sharing.rank, ranks.sharing.world) == (0, 1)
+    for one in (ranks, Ranks.alone()):
+        assert (one.run, one.num_together, one.num_early) == (0, 0, 0)
+        assert (one.in_lockstep, one.group, one.within, one.across) == (False, None, None, None)
     alone = Ranks.alone()
     assert (alone.world, alone.rank, alone.is_parallel) == (1, 0, False)
 

@@ -379,3 +379,17 @@ def test_passes_within_passes_are_looked_for_once(monkeypatch: pytest.MonkeyPatc
             sweep(step, layout, ONES)
             step.root(None)
         assert len(looked) == times
+
+
+def test_one_parameter_is_enough() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    layout = Whole(model, Regions(("all", "none"), (("weight",), ()), (("",), ())), Ranks(), 2)
+    with layout.step([(1.0, 1.0)] * 2, frozenset({0}), measure=True, sketch=DirectionSketch(1)) as step:
+        for _ in range(2):
+            with step.slot(0) as slot:
+                slot.backward(model(torch.ones(1, 2)).sum())
+            assert [float(one) for one in slot.norms][:1] == [pytest.approx(2**0.5)]
+            assert slot.norms[1].isnan()
+            assert slot.sketches[1].isnan().all()
+        assert torch.equal(step.root(None).tensors["weight"], torch.full((1, 2), 2.0))
+        assert step.slot(1).arrived(0, torch.ones(1, 2)) is None, "it stays as it is"

@@ -101,6 +101,8 @@ def swept(
             with step.slot(m) as slot:
                 if any(routes[m]):
                     slot.backward(loss_of(layout._model, m, skips=m in skipping, kind=kind))
+                    assert not slot.in_backward
+            assert all(one.grad is None for one in layout.arrivals.gathered.values())
             norms[m], sketches[m] = slot.norms, slot.sketches
         return step.root(denominators), norms, sketches
 

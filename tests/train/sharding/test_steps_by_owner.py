@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cosmati.core.pieces import Uncut
 from cosmati.optim import Muon
+from cosmati.optim.piecewise import Demands
 from cosmati.optim.sharing import Sharing
 from cosmati.routing.regions import Regions
 from cosmati.train.layout import optimizer_sharded
@@ -177,6 +178,23 @@ def test_what_an_optimizer_needs_together_stays_with_one_rank() -> None:
     assert first[1] == second[1]
     assert first[1]["wide.weight"] == first[1]["head.weight"] == first[1]["gap"] == 1
     assert ("wide.weight" in first[0]) != ("wide.weight" in second[0])
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_units_of_an_optimizer_stay_with_one_rank(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def demanded(optimizer: torch.optim.Optimizer) -> Demands:
+        wide, head, frozen = optimizer.param_groups[0]["params"]
+        return Demands([], [[wide, frozen, head]] if bound else [])
+
+    def work(ranks: Ranks) -> Any:
+        model = Mixed()
+        layout = OptimizerSharded(model, REGIONS, ranks, V)
+        layout.rehome([torch.optim.SGD([model.wide.weight, model.head.weight, model.frozen], lr=0.1)])
+        return {name for name, _ in layout.pieces()}
+
+    monkeypatch.setattr(optimizer_sharded, "demands_of", demanded)
+    both = {"wide.weight", "head.weight"}
+    assert sorted(len(own & both) for own in on_threads(2, work)) == ([0, 2] if bound else [1, 1])
 
 
 def test_state_is_held_once_and_of_methods_by_all() -> None:
