@@ -52,6 +52,9 @@ def test_microbatches_are_dealt_out_once_and_as_subtrees(world: int, is_strided:
 
 
 def test_runs_of_some_length_alternate() -> None:
+    ranks = placed(4, together=2)
+    ranks.share_out(4)
+    assert (ranks.num_together, ranks.run) == (0, 1)
     assert [placed(2, rank, run=2).mine(8) for rank in (0, 1)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert placed(2).slots(8) == [[0, 4], [1, 5], [2, 6], [3, 7]], "before they're shared out"
     assert [placed(4, rank, degree=2).mine(4) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
@@ -239,6 +242,7 @@ def test_batches_are_compared_at_first_and_ever_more_rarely() -> None:
         ((1, 1), (batch(1, 2), batch(3, 4)), None),
         ((0, 0), (batch(1), torch.ones(1, 2)), None),
         ((0, 0), (batch(1, 2), batch(3)), "At step 5 some ranks had a batch of 1 rows, and others of 2. Every rank"),
+        ((0, 0), (batch(1), torch.ones(2, 2)), "At step 5 some ranks had a batch of 1 rows, and others of 2."),
         ((0, 0), (batch(1, 2), None), "At step 5 the data of some ranks have ended, and others' haven't. Every rank"),
         ((0, 1), (batch(1), batch(1)), "At step 5 the data of some ranks have ended, and others' haven't."),
         ((0, 1), (batch(1), batch(1, 2)), "At step 5 the data of some ranks have ended"),

@@ -74,6 +74,9 @@ def test_weights_are_other_ones_for_a_while() -> None:
         layout = Sharded(Blocks(), REGIONS, ranks, V)
         weights = layout.weights()
         before = weights.copied()
+        assert weights.regions == REGIONS.region_of
+        assert weights.cut is layout.cut
+        assert layout.gather(torch.tensor(layout.mine)).tolist() == list(range(V))
         name = NAMES[2]
         with layout.perturbed(weights.only([name]).map(lambda one: torch.full_like(one, 0.5))):
             assert torch.equal(weights.tensors[name], before.tensors[name] + 0.5)
