@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +123,24 @@ def test_what_is_not_the_runs_to_say_is_refused_and_changes_nothing(tmp_path: Pa
     with pytest.raises(LedgerError, match=r"'example\.com/run-1' and the log's is 'other'"):
         LedgerWriter.create(tmp_path / "m", origin="other", key=KEY)
     assert not (tmp_path / "m").exists()
+
+
+def test_what_is_handed_over_is_written_though_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LedgerWriter.create(tmp_path / "l", origin=ORIGIN, key=KEY, checkpoint_seconds=1e6)
+    append, written = writer._files.append, threading.Event()
+    writer.flush()
+
+    def watched(batch: Any) -> None:
+        append(batch)
+        written.set()
+
+    monkeypatch.setattr(writer._files, "append", watched)
+    writer.append(*run_entry())
+    assert written.wait(60)
+    monkeypatch.setattr(module, "_MAX_WAITING", 1)
+    append_steps(writer, range(20))
+    writer.close()
+    assert verify_ledger(tmp_path / "l").num_steps == 20
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
