@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.cosigned import ask_witness
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.entry import encode_entry
 from cosmati.ledger.evidence import LEVEL_0, ReplayedHead, TrustedEvidence
@@ -18,6 +19,7 @@ from cosmati.ledger.profile import OPERATOR_ALONE, LedgerProfile
 from cosmati.ledger.rotation import rotation_entry
 from cosmati.ledger.verify import Amendment, LedgerReport, _Told, verify_ledger
 from cosmati.ledger.wal import Wal
+from cosmati.ledger.witness import Witness, create_witness
 from cosmati.records.ledger import AmendEntry, CheckpointEntry, ResumeEntry, RunEntry, StepEntry, TimeEntry
 from tests.storage.rfc6962 import mth
 
@@ -144,6 +146,22 @@ def test_a_run_that_needs_witnesses_is_told_where_it_went_on_without(tmp_path: P
     assert [line[:22] for line in ended.lapses] == ["entry 0 wasn't witness", "the end isn't witnesse"]
     with pytest.raises(TamperError, match=r"Entry 0 breaks .*what it says of its witnesses can't be read"):
         report_of(tmp_path / "broken", [run_with(witnessing=3)])
+
+
+@pytest.mark.parametrize("route", [(0, 0, 1, 1.0), (9, 0, 1, 1.0)], ids=["quick", "careful"])
+@pytest.mark.parametrize("seen", [1, 2, 3])
+def test_witnesses_have_to_have_seen_entry_0_before_the_first_step(
+    tmp_path: Path, seen: int, route: tuple[int, int, int, float]
+) -> None:
+    create_witness(tmp_path / "w", "w.example")
+    witness = Witness(tmp_path / "w", now=lambda: 5.0)
+    witness.trust(KEY.verifier)
+    profile = LedgerProfile("attested", (witness.key,), 1)
+    given = [run_with(witnessing=profile.facts), step(0, 0, [route]), step(1, 0, [CELL])]
+    write_signed(tmp_path / "l", given[:seen])
+    ask_witness(tmp_path / "l", witness.key, witness.send)
+    lapses = () if seen == 1 else ("entry 0 wasn't witnessed before the first step",)
+    assert report_of(tmp_path, given).lapses == lapses
 
 
 def test_the_first_step_is_the_first_of_the_log(tmp_path: Path) -> None:
