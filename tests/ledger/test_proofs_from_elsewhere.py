@@ -14,10 +14,11 @@ import pytest
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger import row_blinds
 from cosmati.ledger.consistency import is_consistent, prove_consistency
-from cosmati.ledger.cosigned import ask_witness
+from cosmati.ledger.cosigned import FOLDER, ask_witness
 from cosmati.ledger.entry import MAX_ENTRY_SIZE, encode_entry
 from cosmati.ledger.evidence import LEVEL_0, ReplayedHead, TrustedEvidence
-from cosmati.ledger.note import TreeHead
+from cosmati.ledger.keys import SigningKey
+from cosmati.ledger.note import TreeHead, checkpoint_text
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.row_blinds import Substituted, keys_of_file, secrets_in
 from cosmati.ledger.row_secrets import KeyedRows
@@ -59,6 +60,7 @@ def test_a_step_is_proven_by_the_entry_that_stands(ledger: Path) -> None:
         assert proof["checkpoint"] == (ledger / "checkpoint").read_text()
         assert base64.b64decode(proof["entry"]) == DATA[index]
         assert text.endswith("}\n")
+        assert "\u2014" in text, "people read the note in it"
         proven = check_inclusion(text, VKEY)
         assert (proven.origin, proven.index, proven.entry, proven.details) == (ORIGIN, index, *ITEMS[index])
         assert (proven.head, proven.evidence_level) == (TreeHead(8, mth(DATA)), LEVEL_0)
@@ -76,6 +78,17 @@ def test_a_proof_is_of_one_entry_that_the_head_covers(ledger: Path) -> None:
             prove_inclusion(ledger, step=step)
     with pytest.raises(TamperError, match="you trust"):
         prove_inclusion(ledger, step=0, vkey=WITNESSED_KEY.verifier.text)
+
+
+def test_nothing_is_proven_where_somebody_else_signed_what_was_cosigned(ledger: Path) -> None:
+    text = checkpoint_text(ORIGIN, TreeHead(3, mth(DATA[:3])))
+    path = ledger / FOLDER / "3"
+    path.parent.mkdir()
+    path.write_text(KEY.sign_note(text))
+    assert json.loads(prove_inclusion(ledger, entry=1))["checkpoint"] == KEY.sign_note(text)
+    path.write_text(SigningKey.generate(ORIGIN).sign_note(text))
+    with pytest.raises(TamperError, match="isn't signed by the operator"):
+        prove_inclusion(ledger, entry=1)
 
 
 @pytest.mark.parametrize(
