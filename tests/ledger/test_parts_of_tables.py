@@ -13,6 +13,7 @@ import pytest
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.derived import folder
+from cosmati.ledger.derived.answers import num_standing
 from cosmati.ledger.derived.folder import (
     FORMAT,
     INDEX_FILE,
@@ -25,6 +26,7 @@ from cosmati.ledger.derived.folder import (
     read_index,
     told_by,
 )
+from cosmati.ledger.derived.opened import open_derived
 from cosmati.ledger.details import encode_details
 from cosmati.ledger.entry import encode_entry
 from cosmati.ledger.keys import SigningKey
@@ -233,6 +235,12 @@ def test_what_is_told_is_of_the_entries_that_the_tables_cover(tmp_path: Path) ->
     assert tables[1].changes == (("policy", "first", "second"),)
     assert history.num_steps == 508
     assert history.standing() == {n for n, (e, _) in enumerate(ITEMS) if is_step(e) and not 251 <= n < 263}
+
+
+def test_each_moment_of_the_log_has_its_own_number_of_steps(tmp_path: Path) -> None:
+    with open_derived(ledger_at(tmp_path, len(ITEMS))) as derived:
+        first, second = derived.milestones
+        assert [num_standing(derived, at) for at in (None, first, None, second, first)] == [508, 254, 508, 498, 254]
 
 
 # --------------------------------------------------------------------------------------------- what is there and isn't
