@@ -29,6 +29,7 @@ def test_a_request_is_read(num: int) -> None:
         (request(b"17", []), "begins with"),
         (request(b"old 017", []), "begins with"),
         (request(b"old -1", []), "begins with"),
+        (request(b"old " + b"9" * 21, []), "begins with"),
         (request(b"old " + b"9" * 30, []), "begins with"),
         (b"old 17\nnote\n", "begins with"),
         (request(b"old 17", [bytes(31)]), "isn't a hash of 32 bytes"),
