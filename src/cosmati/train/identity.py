@@ -298,6 +298,8 @@ def _describe_loader(loader: DataLoader[Any]) -> Iterator[tuple[str, object]]:
     yield "batch_size", loader.batch_size
     yield "drop_last", loader.drop_last
     yield "sampler", name_of(loader.sampler)
+    if isinstance(loader.batch_sampler, list | tuple):
+        yield "batch_sampler", content_digest(loader.batch_sampler).hex()
     if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
         # What is drawn while a row is made follows from the worker that makes it.
         yield "num_workers", loader.num_workers
@@ -315,11 +317,13 @@ def _content_digest(batches: Sequence[object]) -> str:
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in own.values()):
             text, own = content_digest(data).hex(), {}
         tensors |= {f"{index}/{place}": tensor for place, tensor in own.items()}
-        tensors[f"{index}/rest"] = torch.frombuffer(
-            bytearray(json.dumps(text, sort_keys=True).encode()), dtype=torch.uint8
-        )
+        beside = {"rest": torch.frombuffer(bytearray(json.dumps(text, sort_keys=True).encode()), dtype=torch.uint8)}
         if isinstance(batch, Batch):
-            tensors |= {f"{index}/rows": batch.lineage.row_ids, f"{index}/classes": batch.lineage.class_ids}
+            beside |= {"rows": batch.lineage.row_ids, "classes": batch.lineage.class_ids}
+        for name, held in beside.items():
+            while (place := f"{index}/{name}") in tensors:
+                name += "/"  # noqa: PLW2901  (a batch may have such a name)
+            tensors[place] = held
     return parameter_root(tensors).hex()
 
 

@@ -97,15 +97,20 @@ def _refuse_overlaps(model: nn.Module, sharding: str) -> None:
         for name, p in [*model.named_parameters(), *buffers.items()]
         if p.layout is torch.strided and p.numel() and (start := p.data_ptr())
     )
-    for (_, stop, one), (start, _, other) in itertools.pairwise(spans):
+    overlaps = (
+        (one, other)
+        for index, (_, stop, one) in enumerate(spans)
+        for _, _, other in itertools.takewhile(lambda span, stop=stop: span[0] < stop, spans[index + 1 :])
+    )
+    for one, other in overlaps:
         views = {one, other} & buffers.keys()
-        if start < stop and len(views) == 1:
+        if len(views) == 1:
             msg = (
                 f"{views.pop()} is a view of {({one, other} - buffers.keys()).pop()}, whose memory sharding='full' "
                 "cuts: it would stay as it is now. Read the parameter itself, or use another sharding."
             )
             raise PlanError(msg)
-        if start < stop and not views:
+        if not views:
             msg = (
                 f"{one} and {other} share memory, and are two parameters: sharded, each would be stepped by itself. "
                 f"Tie them as one (model.b.weight = model.a.weight), or train with RunConfig(sharding='replicated')."
