@@ -109,7 +109,12 @@ def test_a_key_whose_parts_do_not_go_together_is_refused() -> None:
 
 def test_a_note_is_what_was_signed_an_empty_line_and_a_signature() -> None:
     signed = list[bytes]()
-    note = sign_note("text\n", KEY.verifier, lambda data: (signed.append(data), b"s" * 64)[1])
+
+    def sign(data: bytes) -> bytes:
+        signed.append(data)
+        return b"s" * 64
+
+    note = sign_note("text\n", KEY.verifier, sign)
     assert signed == [b"text\n"]
     assert note == "text\n\n" + line_of(NAME, KEY.verifier.key_id + b"s" * 64)
     assert signature_line(KEY.verifier, b"abc") == line_of(NAME, KEY.verifier.key_id + b"abc")
