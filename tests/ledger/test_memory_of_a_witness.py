@@ -198,7 +198,7 @@ def test_it_remembers_before_it_says_so(witness: Witness, tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cosmati.ledger.witness.replace_file_in", fails)
+        patch.setattr("cosmati.ledger.witness.replace_file", fails)
         with pytest.raises(OSError, match="No space left"):
             witness.answer(request(0, 2))
     assert not list((tmp_path / "w" / "logs").rglob("checkpoint"))

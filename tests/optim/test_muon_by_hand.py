@@ -227,7 +227,7 @@ def test_each_option_out_of_range_is_told_with_all_of_them(options: dict[str, An
 
 def test_vectors_of_any_group_are_refused_with_their_number_and_the_first_shapes() -> None:
     matrix, vectors = Parameter(torch.eye(2)), [Parameter(torch.ones(n)) for n in range(1, 7)]
-    groups: list[dict[str, Any]] = [{"params": [matrix, *vectors[:3]]}, {"params": vectors[3:]}]
+    groups: list[dict[str, Any]] = [{"params": [matrix]}, {"params": vectors}]
     with pytest.raises(
         PlanError, match=r"and 6 parameter\(s\) .* \(shapes \[\(1,\), \(2,\), \(3,\), \(4,\), \(5,\)\]\)"
     ):

@@ -110,7 +110,7 @@ def assembled(value: float, *, rank: int = 0, kind: type[Whole] = Whole, num_met
 
 
 def states(value: float) -> dict[int, Any]:
-    return {0: {"mean": torch.full((3,), value), "none": None}, 1: {}}
+    return {0: {"mean": torch.full((3,), value)}, 1: {}}
 
 
 def taken(assembly: Assembly, feed: Any = None, about: Mapping[str, Any] | None = None) -> HeldState:

@@ -273,7 +273,6 @@ def test_weights_are_measured_the_first_time_and_every_tenth_after(number: int, 
 
 def test_copies_are_let_go_at_the_end() -> None:
     monitor, _ = changed()
-    assert monitor._takes_weights is False
     assert monitor._before == []
     monitor.before(Clock(), 1)
     assert len(monitor._before) == 3

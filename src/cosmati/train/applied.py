@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.loss import LossFunction
-from cosmati.core.method import Method, Position, Stage, State, overrides
+from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators, position_key
@@ -44,8 +44,9 @@ class AppliedMethods:
         policy: CompiledPolicy | None = None,
     ) -> None:
         def having(hook: str) -> list[int]:
-            # By index: two of one class may be equal, or of tensors that can't be compared.
-            return [index for index, method in enumerate(plan.methods) if overrides(method, hook)]
+            chosen = plan.with_hook(hook)
+            # Not by `in`: two of one class may be equal, or hold tensors that can't be compared.
+            return [index for index, method in enumerate(plan.methods) if any(method is one for one in chosen)]
 
         self._methods = plan.methods
         self._weights = weights

@@ -46,14 +46,14 @@ def artifact(
         DataError: there's no such file, or a file isn't what was signed.
     """
     is_path = isinstance(content, str | Path)
-    told = str(content) if is_path else ""
+    told, kind_given = str(content) if is_path else "", type(content).__name__
     content = Path(str(content)).expanduser() if is_path else content
     sources = vouched_sources(content)
     if authority is not None:
         if not is_path or not Path(str(content)).is_dir():
             msg = (
                 f"authority= is for a folder of files that somebody has signed, and the {kind} is a "
-                f"{type(content).__name__}. Give its folder; a StreamingDataset takes its own authority=."
+                f"{kind_given}. Give its folder; a StreamingDataset takes its own authority=."
             )
             raise ProvenanceError(msg)
         sources = [vouched_files(Path(str(content)), authority)]
@@ -62,8 +62,9 @@ def artifact(
 
 
 def _digest_of(kind: str, content: Any) -> str:  # noqa: ANN401  (whatever was prepared)
-    if isinstance(content, Path):
-        return file_sha256(content) if content.is_file() else content_digest(dict(digests_of_files(content))).hex()
+    if isinstance(content, str | Path):
+        path = Path(content)
+        return file_sha256(path) if path.is_file() else content_digest(dict(digests_of_files(path))).hex()
     if own := _own_digest(content):
         return own
     if isinstance(content, nn.Module):

@@ -329,12 +329,9 @@ class RunConfig(NamedSettings):
 
     def anchored(self) -> RunConfig:
         """Return the settings with places from the root: the process may change its directory, and `.` has no name."""
-        folder, weights = self.run_folder, self.load_weights
-        return dataclasses.replace(
-            self,
-            run_folder=None if folder is None else _from_root(folder),
-            load_weights=None if weights is None else _from_root(weights),
-        )
+        places = {"run_folder": self.run_folder, "load_weights": self.load_weights}
+        moved = {name: _from_root(path) for name, path in places.items() if path is not None}
+        return self if moved.items() <= places.items() else dataclasses.replace(self, **moved)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Return the context in which forward passes run."""

@@ -220,7 +220,7 @@ def refused(model: nn.Module | None = None, *methods: object, **changed: Any) ->
 
 
 def named(name: str) -> object:
-    return type(name, (), {})()
+    return type(name, (), {"__module__": "cosmati.methods"})()
 
 
 def test_what_has_not_been_tried_is_named_once_and_in_order() -> None:

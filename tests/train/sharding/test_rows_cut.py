@@ -128,18 +128,9 @@ def test_what_cannot_be_cut_is_named(model: nn.Module, said: str) -> None:
         refuse_uncuttable(model)
 
 
-class Stack(nn.ModuleList):
-    """A container with a forward of its own."""
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        for layer in self:
-            rows = layer(rows)
-        return rows
-
-
 @pytest.mark.parametrize(
     "model",
-    [Stack([nn.Linear(2, 2)]), nn.Linear(2, 3), nn.Linear(2, 3).double(), odd(torch.ones(12)[4:]), nn.Identity()],
+    [nn.Linear(2, 3), nn.Linear(2, 3).double(), odd(torch.ones(12)[4:]), nn.Identity()],
 )
 def test_plain_models_can_be_cut(model: nn.Module) -> None:
     assert refuse_uncuttable(model) is None

@@ -224,7 +224,7 @@ def test_what_has_been_tried_is_let_be() -> None:
     Asked(sharding="full", model=Blocks(hooked=HOOKS[0]))()
     for name in _METHODS:
         asked = Asked(sharding="full")
-        asked.given.methods = [type(name, (), {})()]
+        asked.given.methods = [type(name, (), {"__module__": "cosmati.methods"})()]
         asked()
     assert {"EMA", "SAM", "MixUp"} <= {*_METHODS}
     assert "AdamW" in _BY_ELEMENT

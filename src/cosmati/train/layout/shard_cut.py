@@ -162,7 +162,7 @@ def refuse_uncuttable(model: nn.Module) -> None:
             contiguous, or begins at an odd place in memory, or has hooks; or a module holds some in an attribute of its
             own.
     """
-    if isinstance(model, nn.ModuleList | nn.ModuleDict) and type(model).forward is nn.Module.forward:
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
         msg = (
             f"The model is a {type(model).__name__}, which has no forward of its own, and sharding='full' gathers "
             "weights around one. Put it into a module with a forward, or use another sharding."

@@ -75,8 +75,8 @@ class AskedWitnesses:
         """
         self.close()
         is_witnessed = self._ask()
-        # A quorum of the others doesn't make good what one has seen.
-        forked = self._forked if self._is_attested else ""
+        # A quorum of the others doesn't make good what one has seen; a run that has stopped for it has said so.
+        forked = self._forked if self._is_attested and must else ""
         if is_witnessed and not forked:
             return
         words = f"The end of the run isn't witnessed: {forked or self._why()}"
