@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
@@ -330,7 +330,7 @@ class RunConfig(NamedSettings):
     def anchored(self) -> RunConfig:
         """Return the settings with places from the root: the process may change its directory, and `.` has no name."""
         places = {"run_folder": self.run_folder, "load_weights": self.load_weights}
-        moved = {name: _from_root(path) for name, path in places.items() if path is not None}
+        moved: dict[str, Any] = {name: _from_root(path) for name, path in places.items() if path is not None}
         return self if moved.items() <= places.items() else dataclasses.replace(self, **moved)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:

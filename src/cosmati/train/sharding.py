@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import itemgetter
 
 import torch
 from torch import nn
@@ -100,7 +101,7 @@ def _refuse_overlaps(model: nn.Module, sharding: str) -> None:
     overlaps = (
         (one, other)
         for index, (_, stop, one) in enumerate(spans)
-        for _, _, other in itertools.takewhile(lambda span, stop=stop: span[0] < stop, spans[index + 1 :])
+        for _, _, other in spans[index + 1 : bisect_left(spans, stop, key=itemgetter(0))]
     )
     for one, other in overlaps:
         views = {one, other} & buffers.keys()
