@@ -9,7 +9,6 @@ import weakref
 from argparse import Namespace
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -56,16 +55,18 @@ def top_of(module: str | None) -> str:
 
 
 def leads_on(value: object, levels: int = 4) -> bool:
-    """Say whether what's in a container is followed: containers of such, so many deep."""
+    """Say whether what's in a container is followed: containers of such, and whatever is deeper."""
     kinds = (nn.Module, types.FunctionType, types.MethodType, partial, weakref.ref, CACHED)
     if isinstance(value, kinds) or is_users_own(value) or written_by(value) is not None:
         return True
-    if not is_container(value) or not levels:
+    if not is_container(value):
         return False
-    within = islice(dict(items_of(value)).values() if isinstance(value, Mapping) else value, MAX_ITEMS)
-    # Of others the class tells, and rows of data are many.
-    distinct = {id(one) if is_container(one) or callable(one) else type(one): one for one in within}
-    return any(leads_on(one, levels - 1) for one in distinct.values())
+    within = enumerate(dict(items_of(value)).values() if isinstance(value, Mapping) else value)
+    # Of others, and of many, the class tells: rows of data are such.
+    distinct = {
+        id(one) if n < MAX_ITEMS and (is_container(one) or callable(one)) else type(one): one for n, one in within
+    }
+    return not levels or any(leads_on(one, levels - 1) for one in distinct.values())
 
 
 def written_by(value: Any) -> object:  # noqa: ANN401

@@ -258,6 +258,25 @@ def in_dicts() -> Callable[..., Tensor]:
     return lambda model, data: criteria["heads"]["main"][0](model(data[0]), data[1])  # type: ignore[operator,no-any-return]
 
 
+def far_within() -> Callable[..., Tensor]:
+    nest: Any = Centred()
+    for _ in range(9):
+        nest = [0.0, nest]
+
+    def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        criterion = nest
+        while isinstance(criterion, list):
+            criterion = criterion[1]
+        return criterion(model(data[0]), data[1])  # type: ignore[no-any-return]
+
+    return loss
+
+
+def among_many() -> Callable[..., Tensor]:
+    criteria = [[0.0] * 1000 + [Centred()]]
+    return lambda model, data: criteria[0][1000](model(data[0]), data[1])  # type: ignore[operator]
+
+
 def annealed() -> Callable[..., Tensor]:
     step = 0
 
@@ -279,6 +298,7 @@ LOSSES: dict[str, tuple[Callable[[], Any], bool]] = {
     "buffers loss.criterion.centre ": (closed, True),
     "buffers loss.criteria[0][0].centre": (in_pairs, True),
     "buffers loss.criteria[heads][main][0].centre": (in_dicts, True),
+    f"buffers loss.nest{'[1]' * 9}.centre": (far_within, True),
     "attributes loss.step": (annealed, False),
 }
 
@@ -431,3 +451,15 @@ def test_what_a_cached_function_reads_is_looked_at() -> None:
     finally:
         del TABLE["scale"]
     assert any("TABLE" in name and before[name] != content for name, content in after.items()), [*after]
+
+
+def test_a_criterion_behind_more_items_than_are_followed_withdraws_promises() -> None:
+    trainer = trained(Case(Body, *NEAR, loss=among_many()), [SGD(lr=0.1)])
+    assert not promised(trainer)
+    assert not trainer.plan.holds(Promise.ELASTIC)
+
+
+def test_a_list_that_holds_itself_leads_nowhere() -> None:
+    around: list[Any] = [1.0]
+    around.append(around)
+    assert [place.name for place in places_in({"loss": lambda: around})] == ["loss.around"]
