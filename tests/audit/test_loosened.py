@@ -14,7 +14,6 @@ pytest.importorskip("model_signing", reason="the extra `audit` isn't installed")
 
 from cosmati.audit.verify import _check_policies
 from cosmati.errors import RefutedError
-
 from tests.ledger.test_rare_lies import loosened
 
 
