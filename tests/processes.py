@@ -116,7 +116,8 @@ class PythonProcess:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # the fork server may have seen its end, and not said so yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill it."""
