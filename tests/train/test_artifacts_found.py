@@ -188,6 +188,17 @@ def test_what_nobody_vouches_for_is_refused_where_only_what_is_signed_is_taken()
     assert artifacts_of(given(require_signed=True), {}) == ()
 
 
+def test_an_evaluation_s_data_that_are_named_stand_for_no_other_evaluation_s() -> None:
+    evaluation = {name: SimpleNamespace(data=[torch.zeros(2)]) for name in ("first", "second")}
+    for name in ("", "first", "third"):
+        own = Artifact("evaluation data", "cd", name=name, vouched=vouched("r"))
+        others = [f"evaluation data {one}" for one in evaluation if one != name]
+        made = artifacts_of(given(policy=object(), artifacts=(own,), evaluation=evaluation), {})
+        assert [one.label for one in made] == [f"evaluation data {name}".strip(), *others]
+        with pytest.raises(DeclaredOnlyError, match=f"{others[0]} is ungoverned"):
+            artifacts_of(given(artifacts=(own,), evaluation=evaluation, require_signed=True), {})
+
+
 def test_base_weights_are_one_of_the_files_that_were_signed(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("x")
