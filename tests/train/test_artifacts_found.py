@@ -194,7 +194,7 @@ def test_an_evaluation_s_data_that_are_named_stand_for_no_other_evaluation_s() -
         own = Artifact("evaluation data", "cd", name=name, vouched=vouched("r"))
         others = [f"evaluation data {one}" for one in evaluation if one != name]
         made = artifacts_of(given(policy=object(), artifacts=(own,), evaluation=evaluation), {})
-        assert [one.label for one in made] == [f"evaluation data {name}".strip(), *others]
+        assert {one.label for one in made} == {f"evaluation data {name}".strip(), *others}
         with pytest.raises(DeclaredOnlyError, match=f"{others[0]} is ungoverned"):
             artifacts_of(given(artifacts=(own,), evaluation=evaluation, require_signed=True), {})
 
