@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def _own_digest(content: object) -> str:
 def artifacts_of(given: Ingredients, parent: Mapping[str, object]) -> tuple[Artifact, ...]:
     """Return a run's preparation artifacts: those that the user has named, and of a governed run what is found.
 
+    One that is named stands for what is found under its label, or for the only one that is found of its kind.
+
     Args:
         given: by the user.
         parent: what the weights were loaded from, if any were.
@@ -102,8 +105,9 @@ def artifacts_of(given: Ingredients, parent: Mapping[str, object]) -> tuple[Arti
     named = given.config.artifacts
     is_governed = given.policy is not None or given.config.require_signed or vouched_of(given.data) is not None
     found = [*_base_of(parent), *_evaluated_on(given.evaluation)] if is_governed else []
-    kinds = {one.kind for one in named}
-    artifacts = distinct([*named, *(one for one in found if one.kind not in kinds)])
+    labels, kinds, num_found = {one.label for one in named}, {one.kind for one in named}, Counter(f.kind for f in found)
+    unnamed = [f for f in found if f.label not in labels and (f.kind not in kinds or num_found[f.kind] > 1)]
+    artifacts = distinct([*named, *unnamed])
     refuse_ungoverned(given, artifacts)
     _refuse_other_weights(given, artifacts, parent)
     return artifacts

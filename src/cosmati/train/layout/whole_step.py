@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cosmati.train.layout.whole import Whole
 
 _GRADIENT = attrgetter("grad")
-_TRAINS = attrgetter("requires_grad")
 _AFTER_GRADIENT = attrgetter("_post_accumulate_grad_hooks")
 _FAR_BELOW_INFINITY = 1e30
 
@@ -123,20 +122,14 @@ class WholeStep:
             "With torch.utils.checkpoint, pass use_reentrant=False."
         )
 
-    def refuse_frozen(self, indices: Iterable[int]) -> None:
-        """Refuse a loss that leaves frozen what it's to teach.
-
-        Raises:
-            PlanError: it names a parameter.
-        """
-        tensors = self.layout.tensors
-        frozen = [self.layout.parameters[index].name for index in sorted(indices) if not tensors[index].requires_grad]
-        if frozen:
-            msg = (
-                f"{frozen[0]} trained, and doesn't now: a loss has frozen it, or the forward pass, and what teaches it "
-                "leaves it so. Thaw it there, or freeze with LayerFreezing."
-            )
-            raise PlanError(msg)
+    def frozen(self, indices: Iterable[int]) -> PlanError:
+        """Return the refusal of a loss that leaves frozen what it's to teach."""
+        parameters = [self.layout.parameters[index] for index in sorted(indices)]
+        name = next(one.name for one in parameters if not one.tensor.requires_grad)
+        return PlanError(
+            f"{name} trained, and doesn't now: a loss has frozen it, and the one that teaches it leaves it so. Thaw it "
+            "there, or freeze with LayerFreezing."
+        )
 
     def begin(self, slot: WholeSlot, indices: frozenset[int], *, is_final: bool) -> None:
         """Take note that a slot's backward pass begins, for which parameters, and whether it isn't run anew."""
@@ -224,14 +217,9 @@ class WholeSlot:
         Autograd prunes what isn't asked for: a denied weight gradient isn't computed, and the pass stops where nothing
         nearer the input learns. A function that runs a pass within would be pruned with all that its pass reaches: then
         everything is computed, and what is denied isn't kept.
-
-        Raises:
-            PlanError: what may learn has been frozen since: autograd would leave it out without a word.
         """
         tensors, indices, attenuation = self._admission
         layout = self._step.layout
-        if not all(map(_TRAINS, tensors)):
-            self._step.refuse_frozen(indices)
         if not tensors or not objective.requires_grad:
             return
         self._step.lend()
@@ -243,6 +231,10 @@ class WholeSlot:
         try:
             with self._denied_aside() if layout.nests and not asks_for_all else nullcontext():
                 run_backward(objective, () if asks_for_all or layout.nests else tensors)
+        except RuntimeError as error:
+            if all(layout.tensors[index].requires_grad for index in indices):
+                raise
+            raise self._step.frozen(indices) from error
         finally:
             self._step.in_backward = None
         self._step.reached |= indices
