@@ -369,7 +369,7 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
         changes = "; ".join(f"{name}: {now}, was {was}" for name, was, now in amendment.changes)
         notes.append(f"From step {amendment.step} on the run commits to something else: {changes}.")
     for policy in report.policies:
-        signed = "was signed, says the ledger; `cosmati ledger verify` follows the signatures"
+        signed = "was signed, says the ledger; the command cosmati ledger verify follows the signatures"
         said = signed if policy.facts is not None else "is declared: nobody signed it"
         notes.append(f"The policy {policy.digest.hex()[:16]}, from step {policy.step} on, {said}.")
     notes += [f"The run's ledger was to be attested, and wasn't throughout: {lapse}." for lapse in report.lapses]
