@@ -27,7 +27,7 @@ SLURM := slurmctld slurmd slurm-client munge
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pages seeds test-slurm test-ray test-torchft test-manifests tutorials extras slow golden bits mutants check methods bench docs
+.PHONY: help quickstart test test-all pages seeds test-slurm test-ray test-torchft test-manifests tutorials extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -36,13 +36,16 @@ help: ## show this list
 quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and write its page
 	$(BIN)/cosmati quickstart
 
-test: $(VENV)/.with-test ## run the default test suite (`slow` tests and those of pages left out)
+test: $(VENV)/.with-test ## run the default test suite (tests of a second or more, and those of pages, left out)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not slow and not browser"
+
+test-all: $(VENV)/.with-test ## run the default test suite and the `long` tests: whole runs and processes
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-seeds: $(VENV)/.with-test ## run the default suite under N new seeds (BUSY of them beside heavy jobs), and keep what came of it
+seeds: $(VENV)/.with-test ## run what `test-all` runs under N new seeds (BUSY of them beside heavy jobs), and keep what came of it
 	$(BIN)/python -m tools.suite_runs $(if $(N),--num $(N)) $(if $(BUSY),--busy $(BUSY))
 
-slow: $(VENV)/.with-test ## run the tests that the default suite leaves out
+slow: $(VENV)/.with-test ## run the tests that `test-all` leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own

@@ -281,6 +281,7 @@ def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
     return {name: found for name, found in homes.items() if len(found) > 1}
 
 
+@pytest.mark.long
 def test_a_name_means_one_thing() -> None:
     source = ROOT / "src" / "cosmati"
     modules = {str(path.relative_to(source)): path.read_text("utf-8") for path in sorted(source.rglob("*.py"))}
@@ -294,6 +295,7 @@ def test_a_name_means_one_thing() -> None:
     assert defined_twice(wrong) == {"Row": ["a.py", "b.py"], "Kind": ["a.py", "b.py"]}
 
 
+@pytest.mark.long
 def test_sizes_are_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(ROOT)
     assert code == 0, capsys.readouterr().out

@@ -63,6 +63,7 @@ def test_as_many_rounds_as_asked_for(written: list[str], monkeypatch: pytest.Mon
     assert [n for n in rounds if n] == [15] * 3 + [9] * 8 + [40] * 11  # 0: of resident memory
 
 
+@pytest.mark.long
 def test_without_it_all_cases_run(written: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "accumulation", "scaling"])
     command.main()

@@ -19,6 +19,8 @@ from benchmarks.measure import in_turns
 from cosmati.study.curves import mean_costs
 from tests.study.oracles import study
 
+pytestmark = pytest.mark.long
+
 
 def test_rounds_come_back_from_their_quartiles() -> None:
     rng = np.random.default_rng(0)

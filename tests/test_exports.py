@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 import cosmati
+
+pytestmark = pytest.mark.long
 
 
 def test_every_exported_name_is_there_and_nothing_else() -> None:

@@ -10,6 +10,8 @@ import torch
 
 from tools.check_links import broken
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 

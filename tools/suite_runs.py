@@ -1,4 +1,4 @@
-"""Run the default suite under one seed after another, and keep what came of it: `python -m tools.suite_runs --help`.
+"""Run the suite under one seed after another, long tests too, and keep what came of it: see `--help`.
 
 A suite that is green once may be so by chance. Each run has a seed of its own, which orders the tests and seeds
 generators, and some run beside a heavy job, where what waits for a time comes late. The record goes on from one session

@@ -21,6 +21,8 @@ from tests.ledger.test_amend import amended
 from tests.ledger.test_earlier_releases import V1, V1_KEY
 from tests.ledger.test_verify import Item, write_signed
 
+pytestmark = pytest.mark.long
+
 KEY = SigningKey.generate(ORIGIN)
 
 

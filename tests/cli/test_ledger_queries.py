@@ -29,6 +29,8 @@ from tests.ledger.test_verify import Item, write_signed
 from .test_ledger_commands import no, unanswered, yes
 
 pytest.importorskip("duckdb", reason="the extra `queries` isn't installed")
+
+pytestmark = pytest.mark.long
 KEY = SigningKey.generate(ORIGIN)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import pytest
+
 from cosmati.core.later import later, told_fields, untold
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import AdamW, Lion, Muon, NorMuon
@@ -52,6 +54,7 @@ def test_the_text_of_a_recipe_speaks_of_what_is_used() -> None:
     assert repr(GPTConfig()).endswith("ngram_rows=8192, all_scores=False)")
 
 
+@pytest.mark.long
 def test_a_models_identity_tells_of_an_option_that_is_used_and_of_no_other() -> None:
     def facts(**options: object) -> dict[str, object]:
         sizes = {"vocabulary_size": 9, "sequence_length": 4, "width": 4, "num_blocks": 2, "num_heads": 1}

@@ -12,6 +12,8 @@ import pytest
 from cosmati.core import memory
 from cosmati.core.memory import freed_memory_kept
 
+pytestmark = pytest.mark.long
+
 FAULTS = """
 import resource, torch
 from contextlib import nullcontext

@@ -248,6 +248,7 @@ def test_a_copy_of_names_that_are_attributes_has_them_too() -> None:
     assert (part.x.tolist(), part["x"].tolist(), data.x is X) == (X[:4].tolist(), X[:4].tolist(), True)
 
 
+@pytest.mark.long
 def test_a_dataclass_is_not_made_anew() -> None:
     """What it does when it's made was done to the whole."""
     whole = Scaled(X)

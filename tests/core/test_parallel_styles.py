@@ -120,6 +120,7 @@ def together(model: nn.Module, degree: int, rows: Tensor) -> list[dict[str, Tens
     return Threads(degree).run(one)
 
 
+@pytest.mark.long
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(0, 9))
 def test_every_rank_has_the_whole_models_values_and_gradients(
     degree: int, width: int, share: int, bias: bool, seed: int

@@ -73,6 +73,7 @@ _NESTS = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(_NESTS)
 def test_every_plain_nest_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     assert _same(_there_and_back(value, tmp_path_factory.mktemp("plain")), value)

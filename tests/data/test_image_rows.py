@@ -30,6 +30,8 @@ from cosmati.train.trainer import Trainer
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` isn't installed")
 ImageOps = pytest.importorskip("PIL.ImageOps")
+
+pytestmark = pytest.mark.long
 FULL = (32, 48)
 STEPS = 12
 RESIZING = ProgressiveResizing(initial_scale=0.5, delay_fraction=0.25, finetune_fraction=0.25, size_increment=4)

@@ -13,6 +13,8 @@ from cosmati.core.source import Source
 from cosmati.data.in_memory import InMemory, InMemoryTail
 from cosmati.errors import DataError
 
+pytestmark = pytest.mark.long
+
 
 def source(num_rows: int, rows_per_step: int, classes: list[int] | None = None, tail: InMemoryTail = "pad") -> InMemory:
     ids = torch.arange(num_rows) * 7

@@ -66,6 +66,7 @@ def test_a_server_that_lies_of_what_is_known_is_not_believed(web: Web) -> None:
     assert asked(web) is None
 
 
+@pytest.mark.long
 def test_no_length_is_not_known(web: Web) -> None:
     web.says = dict.fromkeys(FILES, None)
     assert asked(web) == dict.fromkeys(SHARDS)

@@ -19,6 +19,8 @@ from cosmati.data.parcel import Parcel, in_worker, out_of_worker
 from cosmati.data.streaming import StreamingDataset
 from tests.data.shard_files import write_source
 
+pytestmark = pytest.mark.long
+
 DTYPES = [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float64]
 
 

@@ -28,7 +28,7 @@ from cosmati.data.streaming import StreamingDataset
 from tests.data.faults.server import Server, serve
 from tests.data.shard_files import write_data_set, write_source
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 ROWS = 10
 SHARDS = 16
 

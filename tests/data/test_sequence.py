@@ -26,6 +26,8 @@ from cosmati.data.worker import ending_in_cycles
 from cosmati.errors import DataError
 from tests.data.shard_files import write_data_set, write_source
 
+pytestmark = pytest.mark.long
+
 CLASSES = {"open/permissive": [7, 0, 9, 5], "open/psf": [3], "unknown": [11, 2]}
 NUM_ROWS = 37
 

@@ -35,6 +35,8 @@ from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
 from tests.data.shard_files import bytes_on_disk, write_data_set, write_source
 
+pytestmark = pytest.mark.long
+
 CLASSES = {"open/permissive": [7, 0, 9, 5], "open/psf": [3], "unknown": [11, 2]}
 NUM_ROWS = 37
 

@@ -70,6 +70,7 @@ def test_a_tokenizer_of_tokenizers() -> None:
         tokenizer.encode(b"a\xff")
 
 
+@pytest.mark.long
 def test_a_tokenizer_of_transformers() -> None:
     transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
     own = trained()

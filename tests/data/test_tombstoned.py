@@ -18,6 +18,8 @@ from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import DataError
 from tests.train.packs.samples import documents, source
 
+pytestmark = pytest.mark.long
+
 CLASSES = ("a", "b", "c")
 DATA = (torch.arange(1.0, 25).view(24, 1), torch.arange(24))
 ROWS = InMemory(DATA, 6, torch.arange(24) % 3, CLASSES)

@@ -28,6 +28,8 @@ from cosmati.provenance.authority import errors
 from cosmati.provenance.authority.trusted import Authority
 from tests.provenance.authority.people import NEWS, PII, People
 
+pytestmark = pytest.mark.long
+
 CLASSES = (NEWS, PII)
 
 

@@ -22,6 +22,8 @@ from cosmati.provenance.authority.trusted import Authority
 from tests.data.head_server import Web, serve
 from tests.provenance.authority.people import NEWS, People
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def people(tmp_path: Path) -> People:

@@ -23,6 +23,7 @@ GOVERNANCE, POLICIES = (
 PAGE = (Path(__file__).parents[2] / "docs" / "authorities.md").read_text()
 
 
+@pytest.mark.long
 def test_the_ceremony_and_the_example_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

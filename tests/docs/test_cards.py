@@ -265,6 +265,7 @@ def test_settings_to_try_first_are_taken(kind: type[Method]) -> None:
             assert dataclasses.replace(cards.instance(kind.__name__, note), **given)  # type: ignore[type-var]
 
 
+@pytest.mark.long
 def test_pages_are_written_once(tmp_path: Path) -> None:
     cards.write_cards(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

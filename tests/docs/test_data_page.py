@@ -17,6 +17,8 @@ from cosmati.data.order.plan import Tail
 from cosmati.data.shards.encodings import encoding
 from cosmati.data.streaming import StreamingDataset
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 POLICY = """
 version: 1

@@ -51,6 +51,7 @@ def test_its_figures_of_ablation_are_those_that_were_measured() -> None:
         assert words in told
 
 
+@pytest.mark.long
 def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     case = bare("MLP, low rank")
     trained(maker(case, source(case)), tmp_path / "runs" / "one")

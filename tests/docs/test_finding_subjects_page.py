@@ -10,6 +10,8 @@ import pytest
 
 from tests.docs.walked_page import walk
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "finding-subjects.md"
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from cosmati.cli.main import app
 from tests.docs.migration_pages import blocks_of, names_are_real, run_blocks, table_of
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[2] / "docs" / "from-a-bare-loop.md").read_text()
 
 

@@ -15,6 +15,8 @@ from cosmati import integrations, methods, optim
 from cosmati.train import observers
 from cosmati.train.observers import monitors
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[2] / "docs" / "from-composer.md").read_text()
 
 

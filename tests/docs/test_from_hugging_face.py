@@ -19,7 +19,7 @@ from cosmati.methods.label_smoothing import smooth_labels
 from tests.docs.migration_pages import STOPS, blocks_of, names_are_real, run_blocks, table_of
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
-pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore:::torch.jit")
+pytestmark = [pytest.mark.filterwarnings("ignore:::transformers", "ignore:::torch.jit"), pytest.mark.long]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-hugging-face.md").read_text()
 SCRIPT, LOADED, RECIPE = blocks_of(PAGE)

@@ -15,6 +15,8 @@ from cosmati import RunConfig, Trainer
 from cosmati.optim import AdamW
 from tests.docs.migration_pages import STOPS, blocks_of, names_are_real, run_blocks, table_of
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[2] / "docs" / "from-lightning.md").read_text()
 
 

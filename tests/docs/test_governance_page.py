@@ -147,6 +147,7 @@ def answers_of(section: str) -> dict[str, list[str]]:
     return {part.partition("\n")[0]: re.findall(r"^cosmati .*$", part, flags=re.MULTILINE) for part in parts}
 
 
+@pytest.mark.long
 def test_each_of_the_five_questions_is_answered_with_its_level(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(asked)
     answers = answers_of(PAGE.partition("## Five questions")[2].partition("\n## ")[0])

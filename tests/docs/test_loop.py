@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
 import torch
 
 from cosmati import Classification, Evaluation, InMemory, Method, Position, RunConfig, Stage, Trainer, batches
@@ -115,6 +116,7 @@ def trace(folder: Path) -> list[str]:
     return events
 
 
+@pytest.mark.long
 def test_a_real_run_follows_the_drawing(tmp_path: Path) -> None:
     events = trace(tmp_path / "run")
     pattern = grammar()

@@ -12,6 +12,8 @@ from benchmarks.ledger_scale import write_ledger
 from cosmati.cli.main import app
 
 pytest.importorskip("duckdb", reason="the extra `queries` isn't installed")
+
+pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
 
 

@@ -16,6 +16,7 @@ from tests.cli.test_replay_commands import RECIPE
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
 
 
+@pytest.mark.long
 def test_the_python_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     recipe = load_recipe(str(tmp_path / "small.py"), ["config.budget=8ba"])

@@ -17,6 +17,7 @@ from cosmati.train.observers import Observer, monitors
 PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
 
 
+@pytest.mark.long
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "page", "open": _open}

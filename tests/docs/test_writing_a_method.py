@@ -13,6 +13,7 @@ import torch
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-method.md").read_text()
 
 
+@pytest.mark.long
 def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -17,6 +17,8 @@ from cosmati.cli.main import app
 from cosmati.storage.lock import FileLock
 from tests.processes import run_python
 
+pytestmark = pytest.mark.long
+
 RECIPE = """
 from dataclasses import dataclass
 import torch

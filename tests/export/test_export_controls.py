@@ -22,6 +22,8 @@ from cosmati.methods.blurpool import BlurConv2d
 from cosmati.optim import SGD
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
+pytestmark = pytest.mark.long
+
 
 def rows() -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(0)

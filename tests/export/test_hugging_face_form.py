@@ -17,7 +17,7 @@ from cosmati.methods import EMA, Alibi, GyroDropout
 from cosmati.optim import AdamW, ScheduleFreeAdamW
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
-pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+pytestmark = [pytest.mark.filterwarnings("ignore:::transformers"), pytest.mark.long]
 
 
 def gpt2(*, tied: bool = True) -> nn.Module:

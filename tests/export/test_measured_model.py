@@ -18,6 +18,8 @@ from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim import SGD
 from cosmati.train.run.checkpoints import list_checkpoints
 
+pytestmark = pytest.mark.long
+
 
 def stripes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     """Images of upright or lying stripes under noise: two classes."""

@@ -37,6 +37,7 @@ class Branching(nn.Module):
         return self.linear(x if x.sum() > 0 else -x)
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_traced_leaves_without_a_program(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path / "run", Branching(), methods=[])
     trainer.fit()
@@ -171,6 +172,7 @@ def test_models_that_are_hard_to_copy_leave_too(tmp_path: Path) -> None:
         assert torch.equal(exported(rows()[0]), measured.eval()(rows()[0]))
 
 
+@pytest.mark.long
 def test_a_program_that_would_hold_a_pickle_is_known(tmp_path: Path) -> None:
     trainer = trainer_in(None)
     trainer.fit()

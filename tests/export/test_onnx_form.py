@@ -18,6 +18,8 @@ from cosmati.errors import ExportError
 from cosmati.export import formats
 from cosmati.export.formats import write_onnx
 
+pytestmark = pytest.mark.long
+
 is_there = all(importlib.util.find_spec(name) for name in formats._ONNX_PACKAGES)
 
 

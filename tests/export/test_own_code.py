@@ -159,6 +159,7 @@ def test_a_copy_that_reads_the_original_is_refused(tmp_path: Path) -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+@pytest.mark.long
 def test_a_program_that_the_disk_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_in(tmp_path / "run")
     trainer.fit()
@@ -175,6 +176,7 @@ def test_a_program_that_the_disk_refuses_is_an_error(tmp_path: Path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_program_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_in(tmp_path / "run")
     trainer.fit()

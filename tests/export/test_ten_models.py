@@ -34,6 +34,8 @@ from cosmati.models.resnet import ResidualBlock, ResNet, ResNetConfig
 from cosmati.models.unet import UNet, UNetConfig
 from cosmati.optim import SGD, AdamW, ScheduleFreeAdamW
 
+pytestmark = pytest.mark.long
+
 
 def images(rows: int = 32, side: int = 12, classes: int = 3) -> tuple[Tensor, Tensor]:
     draws = torch.Generator().manual_seed(3)

@@ -35,6 +35,8 @@ from tests.forget import routed
 from tests.forget.samples import differing, forgotten, tensors
 from tests.forget.test_replay import Stops
 
+pytestmark = pytest.mark.long
+
 RECIPE, PERSONAL = ("--recipe", Path(routed.__file__)), ToForget(classes=("personal",))
 ABLATE = ("--class", "personal", *RECIPE, "--method", "ablate", "--yes", "--repair-steps", 3)
 

@@ -26,6 +26,8 @@ from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.strategies.samples import CLASSES, REGIONS, TAXONOMY, Net, policy, region_of, summed
 
+pytestmark = pytest.mark.long
+
 KEPT = {"stem": 1.0, "side": 1.0, "forget": 0.0, "head": 1.0}
 GONE = {"stem": 0.0, "side": 0.0, "forget": 1.0, "head": 0.0}
 APART = {"kept": KEPT, "gone": GONE, "both": KEPT}

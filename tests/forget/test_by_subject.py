@@ -18,6 +18,8 @@ from tests.forget import streamed
 from tests.forget.samples import differing, tensors
 from tests.forget.streamed import SUBJECT
 
+pytestmark = pytest.mark.long
+
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))

@@ -24,6 +24,8 @@ from cosmati.records.ledger import CheckpointEntry
 from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
 from tests.train.isolated.samples import source
 
+pytestmark = pytest.mark.long
+
 PERSONAL = ToForget(classes=("personal",))
 
 

@@ -33,6 +33,8 @@ from tests.forget.stopped import HALF, REJECTED, RUNS, THREE, StopAt, Stops, rec
 from tests.processes import launch_ranks, run_python
 from tests.train.replay_world import replayed
 
+pytestmark = pytest.mark.long
+
 
 def planned(run: Path, asked: ToForget, recipe: Recipe) -> Option:
     option = plan_deletion(Request.open(PastRun(run), asked, maker(recipe))).option("replay")

@@ -23,6 +23,8 @@ from tests.forget.samples import KEPT, differing, forgotten, tensors, trained, u
 from tests.train.policy_world import AFTER, BEFORE, POLICY, TAXONOMY, Event, Happening, leave
 from tests.train.replay_world import replayed
 
+pytestmark = pytest.mark.long
+
 NUM = 96
 ROWS = torch.randn(NUM, 4, generator=torch.Generator().manual_seed(0)), torch.arange(NUM) % 3
 

@@ -24,6 +24,8 @@ from tests.forget import recipe as own
 from tests.forget.samples import differing, rows_of_step, tensors
 from tests.processes import launch_ranks, run_python
 
+pytestmark = pytest.mark.long
+
 RECIPE = str(Path(own.__file__))
 
 

@@ -22,6 +22,8 @@ from cosmati.forget.request import Request
 from tests.forget.samples import ISOLATED, bare, forgotten, maker, tensors, trained, without
 from tests.train.isolated.samples import CASES, source
 
+pytestmark = pytest.mark.long
+
 PERSONAL = ToForget(classes=("personal",))
 
 

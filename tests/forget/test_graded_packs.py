@@ -22,6 +22,8 @@ from cosmati.train.trainer import Trainer
 from tests.forget.samples import differing, forgotten, tensors, trained, without
 from tests.train.packs.samples import LENGTH, VOCABULARY, model
 
+pytestmark = pytest.mark.long
+
 NAMES = ("open", "news", "news")
 KINDS = (SourceKind(), SourceKind(grades=(("trust", "low"),)), SourceKind(grades=(("trust", "high"),)))
 

@@ -99,6 +99,7 @@ def test_a_hold_has_a_reason_and_a_number(run: Path) -> None:
     assert holds.hold(run, rows(3), "x").number == 3
 
 
+@pytest.mark.long
 def test_holds_go_with_the_run_to_its_successor(tmp_path: Path) -> None:
     run = trained(MAKE, tmp_path / "run")
     holds.hold(run, rows(4), "case 12")
@@ -107,6 +108,7 @@ def test_holds_go_with_the_run_to_its_successor(tmp_path: Path) -> None:
         opened(done.out, rows(4))
 
 
+@pytest.mark.long
 def test_a_hold_that_comes_in_between_stops_what_was_begun(tmp_path: Path) -> None:
     """After a kill in the middle, and before what's superseded is deleted."""
     run, out = trained(MAKE, tmp_path / "run"), tmp_path / "out"

@@ -23,6 +23,8 @@ from tests.forget import streamed
 from tests.forget.samples import differing, tensors
 from tests.train.packs import samples
 
+pytestmark = pytest.mark.long
+
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))

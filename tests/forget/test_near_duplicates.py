@@ -36,6 +36,8 @@ from cosmati.forget.near_duplicates import (
 )
 
 PILLOW = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.long
 NUM_ROWS = 36
 
 

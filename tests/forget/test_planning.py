@@ -40,6 +40,8 @@ from tests.forget.samples import (
 )
 from tests.train.isolated.samples import CASES, CLASSES, policy, source
 
+pytestmark = pytest.mark.long
+
 CASE = bare("MLP, low rank")
 DATA = source(CASE)
 PERSONAL = ToForget(classes=("personal",))

@@ -42,6 +42,8 @@ from tests.forget.samples import (
 from tests.ledger.plain_answers import check_answers
 from tests.train.isolated.samples import source
 
+pytestmark = pytest.mark.long
+
 
 def test_the_bits_are_those_of_the_run_without_the_rows(tmp_path: Path) -> None:
     """Muon and AdamW, an average, BatchNorm; from a checkpoint, the ledger going on."""

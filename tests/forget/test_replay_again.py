@@ -25,6 +25,8 @@ from tests.forget import recipe as publisher
 from tests.forget.samples import ISOLATED, forgotten, maker, rows_of_step, trained
 from tests.train.isolated.samples import CASES, source
 
+pytestmark = pytest.mark.long
+
 RECIPE = str(Path(publisher.__file__))
 
 

@@ -28,6 +28,8 @@ from tests.forget.stopped import trained as trained_with_stops
 from tests.train.isolated.samples import CASES, source
 from tests.train.replay_world import replayed
 
+pytestmark = pytest.mark.long
+
 CASE = bare("CNN with BatchNorm")
 
 

@@ -40,6 +40,8 @@ from tests.forget import recipe as publisher
 from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
 from tests.train.isolated.samples import CLASSES, source
 
+pytestmark = pytest.mark.long
+
 RECIPE = str(Path(publisher.__file__))
 CASE = bare("MLP, low rank")
 DATA = source(CASE)

@@ -31,6 +31,8 @@ from tests.forget.stopped import StopAt
 from tests.provenance.authority.test_policies import PolicyPeople
 from tests.train.test_signed_policy import ROWS, TAXONOMY, text
 
+pytestmark = pytest.mark.long
+
 DATA = InMemory(ROWS, 16, torch.arange(32) % 2, TAXONOMY.classes)
 ASKED = ToForget(rows=frozenset({3, 8}))
 

@@ -24,6 +24,8 @@ from tests.forget import recipe as own
 from tests.forget.samples import rows_of_step
 from tests.forget.test_command import call
 
+pytestmark = pytest.mark.long
+
 CONTACT = 3
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tools.compare_bits import WORKER, differences, main
 
+pytestmark = pytest.mark.long
+
 # Prints what the sources hold: quicker than training, and what the tool does with it is the same.
 FAKE_WORKER = """
 import json, os, pathlib

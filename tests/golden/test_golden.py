@@ -10,6 +10,8 @@ import pytest
 from tests.golden.digests import SOURCE, known, measure, this_platform
 from tools.compare_bits import Runs, differences
 
+pytestmark = pytest.mark.long
+
 SMALL = "dense, SGD, V = 1"
 
 

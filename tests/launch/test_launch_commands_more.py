@@ -21,6 +21,8 @@ from cosmati.launch.states import LaunchState
 from cosmati.storage.lock import FileLock
 from tests.launch.test_launch_commands import asked, begun, home, resumed_job, said
 
+pytestmark = pytest.mark.long
+
 __all__ = ["begun", "home"]
 
 

@@ -123,6 +123,7 @@ def test_dollars_come_through(engine: str, kind: str) -> None:
     assert engine != "dstack" or "${{" not in script, "dstack would fill it in"
 
 
+@pytest.mark.long
 @given(st.text(alphabet="$(){}A a'\"", max_size=12))
 def test_any_dollars_come_through_kubernetes(text: str) -> None:
     made = rendered("kubernetes", "job", A="1", T=text)

@@ -65,6 +65,7 @@ def test_who_is_not_needed_waits_for_the_next_agreement(tmp_path: Path, capsys: 
     assert not dist.is_initialized()
 
 
+@pytest.mark.long
 def test_who_agreed_and_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

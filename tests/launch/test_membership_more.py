@@ -24,6 +24,8 @@ from tests.launch.slurm_cluster import until
 from tests.launch.test_membership import LOST, Agreed, ended, listening
 from tests.processes import PythonProcess
 
+pytestmark = pytest.mark.long
+
 MEMBER = """
 import json, os, signal, sys, time
 from pathlib import Path

@@ -27,7 +27,10 @@ from cosmati.launch.worker import _status_of, is_of_others
 from tests.launch.jobs import is_there, serving, until
 from tests.processes import run_python
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="how a process has ended is read from /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="how a process has ended is read from /proc"),
+    pytest.mark.long,
+]
 
 FORKS = """
 import os

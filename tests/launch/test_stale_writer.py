@@ -24,6 +24,8 @@ from tests.launch.jobs import (
 )
 from tests.processes import PythonProcess, run_python
 
+pytestmark = pytest.mark.long
+
 # What the run writes first after it was fenced off, and after which step that is.
 WRITES = {
     "a checkpoint": ({"checkpoint_every": "4ba"}, 2),

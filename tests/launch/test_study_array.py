@@ -159,6 +159,7 @@ def num_done(folder: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+@pytest.mark.long
 def test_an_array_gives_what_a_local_study_gives(slurm: PlayedSlurm, file: Path, tmp_path: Path) -> None:
     local = run_on(file, tmp_path / "local", is_local=True)
     search = file.with_name("search")
@@ -422,6 +423,7 @@ def test_a_task_that_has_no_room_for_its_result_leaves_none(slurm: PlayedSlurm, 
     assert run_on(file, folder).runs == run_on(file, tmp_path / "local", is_local=True).runs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [10, 700, 3000])
 def test_who_asks_for_an_array_may_have_no_room(slurm: PlayedSlurm, file: Path, tmp_path: Path, limit: int) -> None:
     """For trials of the search, for what was asked for; and Python leaves half of what it compiles."""

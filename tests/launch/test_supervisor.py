@@ -342,6 +342,7 @@ def test_ranks_are_the_most_that_the_trainer_takes(available: int, depth: int, d
     assert ranks_for(available, v, degree) == (taken[-1], available - taken[-1])
 
 
+@pytest.mark.long
 def test_a_run_in_virtual_shards_goes_on_with_whole_replicas(jobs: JobQueue, tmp_path: Path) -> None:
     bad = AttemptStanding(phase=ENDED, status=-6, reason="the rank at n/2 was ended by SIGABRT", place="n/2")
     engine = Scripted(training(tmp_path, 8, GONE, v=8, t=3), *[bad] * 9, DONE)

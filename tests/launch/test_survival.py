@@ -27,7 +27,10 @@ from tests.launch.jobs import (
     with_secrets_of,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends orphans on Linux alone")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends orphans on Linux alone"),
+    pytest.mark.long,
+]
 
 
 def _survive(tmp_path: Path, victims: list[tuple[str, str]], num_steps: int, **changes: object) -> None:

@@ -118,6 +118,7 @@ def _field(draw: random.Random, data: bytes) -> bytes:
     return data if len(data) < offset + len(packed) else data[:offset] + packed + data[offset + len(packed) :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 100, 255, 256, 257, 512, 530])
 def test_the_root_at_an_earlier_size_is_held_against_the_entries(tmp_path: Path, size: int) -> None:
     entries = encoded(3, 600)
@@ -132,6 +133,7 @@ def test_the_root_at_an_earlier_size_is_held_against_the_entries(tmp_path: Path,
             list(scan)
 
 
+@pytest.mark.long
 def test_a_scan_holds_the_heads_of_one_bundle(tmp_path: Path) -> None:
     entries = encoded(3, 600)
     earlier = [TreeHead(size, mth([data for data, _ in entries[:size]])) for size in (100, 300, 500)]
@@ -178,6 +180,7 @@ def test_a_loss_that_is_no_number_takes_nothing_from_what_stands_beside_it(tmp_p
     assert sum(norm is not None for cells in measured[1::2] for row in cells for norm in row) > 3
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_signed_nonsense_is_refused_or_taken_by_both(seed: int, tmp_path_factory: Any) -> None:
@@ -264,6 +267,7 @@ def test_many_bundles_are_read_as_one_by_one_and_from_any_of_them(tmp_path: Path
         assert (edge.root(), edge.size) == (head.root, head.size)
 
 
+@pytest.mark.long
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     write_signed(tmp_path, random_run(11, 16).items, KEY)
     key = read_verifier_key(tmp_path)

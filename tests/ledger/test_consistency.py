@@ -16,6 +16,8 @@ from cosmati.storage.merkle import leaf_hash
 
 from .outside_witness import consistency_proof, tree_hash
 
+pytestmark = pytest.mark.long
+
 
 def leaves(size: int) -> list[bytes]:
     return [b"entry %d" % number for number in range(size)]

@@ -18,6 +18,8 @@ from tests.processes import PythonProcess
 
 from .ledgers import ORIGIN, append_steps, run_entry, step_entry
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 WRITE_FOREVER = """

@@ -30,6 +30,8 @@ from .random_runs import PlainRun, hits, random_run, spans_by_loops, taught_by_l
 from .test_verify import Item, write_signed
 
 duckdb = pytest.importorskip("duckdb", reason="the extra `queries` isn't installed")
+
+pytestmark = pytest.mark.long
 KEY = SigningKey.generate(ORIGIN)
 seeds = st.integers(0, 1 << 30)
 

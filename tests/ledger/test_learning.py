@@ -155,6 +155,7 @@ def test_answers_are_those_of_loops(path: Path) -> None:
         assert move.broken_after == ((4,) if r == 1 else ())
 
 
+@pytest.mark.long
 def test_it_is_asked_as_a_command(path: Path) -> None:
     name, region = CLASSES[1], REGIONS[1]
     lines = yes("query", path.parent, "--learning").splitlines()
@@ -207,6 +208,7 @@ def test_what_breaks_the_contract_is_refused_by_its_entry(tmp_path: Path, wrong:
         pass
 
 
+@pytest.mark.long
 def test_tables_of_an_earlier_form_are_made_anew(path: Path, tmp_path: Path) -> None:
     write_signed(tmp_path / "ledger", written()[0], KEY)
     with open_derived(tmp_path / "ledger") as derived:

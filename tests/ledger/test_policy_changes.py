@@ -49,6 +49,7 @@ def changed(*policies: tuple[int, CompiledPolicy]) -> PolicyInForce:
     return history.seen[-1]
 
 
+@pytest.mark.long
 @given(POLICIES, POLICIES, st.integers(1, NUM_STEPS - 1))
 def test_what_is_allowed_more_is_what_the_policies_say(old: PolicyFile, new: PolicyFile, step: int) -> None:
     before, after = compiled(old), compiled(new)
@@ -74,6 +75,7 @@ GRADED = st.lists(
 )
 
 
+@pytest.mark.long
 @given(GRADED, GRADED, st.sampled_from([["low", "high"], ["high", "low"], ["low", "high", "more"]]), st.booleans())
 def test_grades_are_compared_by_their_names(
     old: list[dict[str, Any]], new: list[dict[str, Any]], grades: list[str], has_bands: bool

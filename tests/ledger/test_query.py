@@ -68,6 +68,7 @@ def build(run: list[list[tuple[Any, ...]]]) -> list[Item]:
     return built
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(run=runs)
 def test_contributions_are_those_of_a_plain_recomputation(
@@ -111,6 +112,7 @@ def test_contributions_are_those_of_a_plain_recomputation(
         assert classes_of_region(path, area) == tuple(c for c in table.cells if c.region == area and c.num_microbatches)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(run=runs)
 def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
@@ -137,6 +139,7 @@ def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
             assert statement.evidence_level.startswith("L0")
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(run=runs)
 def test_logged_steps_are_those_of_a_plain_recomputation(

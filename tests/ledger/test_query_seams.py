@@ -35,6 +35,8 @@ from .test_columns import write
 from .test_verify import Item, write_signed
 from .test_witness import KEY, go_on, trusted, witness_at
 
+pytestmark = pytest.mark.long
+
 SECOND = SigningKey.generate(ORIGIN)
 LENGTH = 300
 

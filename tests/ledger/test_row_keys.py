@@ -20,6 +20,8 @@ from cosmati.ledger.row_secrets import KeyedRows, RowsAt, SaltedRows, commit
 from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from tests.ledger.row_oracle import child, key_at, key_of_class
 
+pytestmark = pytest.mark.long
+
 ROOT = bytes(range(32))
 NAMES = "licensed/news", "personal", "open+personal", ""
 # Close together, so that they share nodes; far apart, so that they don't; and the last ones that there are.

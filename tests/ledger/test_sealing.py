@@ -75,6 +75,7 @@ def is_sensitive(cell: MicrobatchCell) -> bool:
     return bool({*members_of(CLASSES[cell.class_id])} & {*SENSITIVE})
 
 
+@pytest.mark.long
 @given(steps())
 def test_what_is_divided_is_what_was_there_and_hides_what_the_rules_say(
     step: tuple[dict[str, Any], tuple[MicrobatchCell, ...]],
@@ -99,6 +100,7 @@ def test_what_is_divided_is_what_was_there_and_hides_what_the_rules_say(
         assert {*own} <= {*COLUMNS}
 
 
+@pytest.mark.long
 @given(steps(), st.integers(0, 3 * BLOCK_STEPS))
 def test_what_is_sealed_is_opened_by_its_keys_and_by_no_fewer(
     step: tuple[dict[str, Any], tuple[MicrobatchCell, ...]], number: int

@@ -25,6 +25,8 @@ from .ledgers import ORIGIN, digest
 from .test_amend import FIRST, SECOND
 from .test_verify import Item, signed_files
 
+pytestmark = pytest.mark.long
+
 Files = dict[str, bytes]
 KEY = SigningKey.generate(ORIGIN)
 THIEF = SigningKey.generate(ORIGIN)

@@ -16,6 +16,7 @@ def pairs(row: list[bytes]) -> list[bytes]:
     return [hashlib.sha256(b"\x01" + a + b).digest() for a, b in zip(row[::2], row[1::2], strict=False)]
 
 
+@pytest.mark.long
 def test_tiles_of_three_levels_hold_the_hashes_of_every_eighth_level() -> None:
     size = 256 * 256 + 300
     levels = [[leaf_hash(i.to_bytes(3, "big")) for i in range(size)]]

@@ -20,6 +20,8 @@ from cosmati.storage.merkle import leaf_hash
 
 from .ledgers import ORIGIN, append_steps, run_entry, step_entry, write_run
 
+pytestmark = pytest.mark.long
+
 KEY = SigningKey.generate(ORIGIN)
 UNCOVERED = {"lock", "epoch"}  # they keep writers apart and say nothing about the run
 

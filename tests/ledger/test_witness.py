@@ -407,6 +407,7 @@ def test_addresses_of_witnesses(witness: Witness) -> None:
 # --------------------------------------------------------------------------------------------------------- tampering
 
 
+@pytest.mark.long
 def test_random_tamperings_of_a_cosigned_note(ledger: Path, witness: Witness, tmp_path: Path) -> None:
     """2,000 of them: ours refuses or counts nobody exactly where the outside reader does."""
     draw = random.Random(16)

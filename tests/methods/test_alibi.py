@@ -33,6 +33,7 @@ def test_slopes_are_the_papers() -> None:
         alibi_slopes(0)
 
 
+@pytest.mark.long
 @given(heads=st.integers(1, 9), queries=st.integers(1, 6), past=st.integers(0, 5), causal=st.booleans())
 def test_bias_is_minus_slope_times_distance(heads: int, queries: int, past: int, causal: bool) -> None:
     slopes = alibi_slopes(heads)

@@ -24,6 +24,8 @@ from cosmati.methods.building_blocks.image_operations import NUM_DRAWS, augment
 from cosmati.methods.building_blocks.mixing import NUM_GAMMA_DRAWS, log_gamma_of_uniforms
 from cosmati.methods.randaugment import randaugment_image
 
+pytestmark = pytest.mark.long
+
 FUNCTIONS = (augmix_image, randaugment_image)
 
 

@@ -126,6 +126,7 @@ class Staged(nn.Module):
         return self.head(self.body(self.stem(x).relu()).relu())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method",
     [EMA(half_life="2ba", update_interval="3ba"), SWA(swa_start="1ba", update_interval="1ba")],

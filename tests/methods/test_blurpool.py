@@ -75,6 +75,7 @@ def test_a_constant_stays_constant(height: int, width: int, value: float) -> Non
     torch.testing.assert_close(BlurPool2d(2)(image), torch.full_like(image, value)[..., ::2, ::2])
 
 
+@pytest.mark.long
 def test_both_ways_of_reflecting_agree() -> None:
     image = random(2, 3, 5, 4)
     kernel = _binomial_kernel(None)
@@ -141,6 +142,7 @@ def test_convolution_before_and_after_the_blur(name: str, size: int) -> None:
     assert first(image).shape == after(image).shape == conv(image).shape
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     size=st.integers(4, 13),
@@ -244,6 +246,7 @@ def test_leaves_alone_what_it_does_not_know() -> None:
         apply_blurpool(net, replace_convs=False)
 
 
+@pytest.mark.long
 def test_follows_the_model_to_types_and_copies() -> None:
     net = copy.deepcopy(apply_blurpool(Net())).double()
     assert net(random(1, 3, 32, 32).double()).dtype == torch.float64

@@ -44,6 +44,7 @@ def test_every_method_is_under_contract() -> None:
     assert [type(case.on) for case in CASES] == list(m.ALL)
 
 
+@pytest.mark.long
 @each_case
 def test_trains_and_acts(case: Case) -> None:
     losses = Losses()
@@ -62,6 +63,7 @@ def test_off_value_is_a_bit_exact_no_op(case: Case, num_microbatches: int) -> No
     assert same(everything(off), plain_end(is_text=case.is_text, num_microbatches=num_microbatches))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @each_case
 def test_resumes_at_every_step_with_the_same_bits(case: Case, every: int, tmp_path: Path) -> None:
@@ -145,6 +147,7 @@ def test_leaves_no_hooks_and_the_users_own(case: Case) -> None:
     assert all(p.requires_grad for p in run.model.parameters())
 
 
+@pytest.mark.long
 @each_case
 def test_exports_to_a_plain_module(case: Case) -> None:
     run = run_of(case)

@@ -20,6 +20,8 @@ from cosmati.train.trainer import Trainer
 from tests.methods.cases import CASES, Case, Losses, StopAt, everything, run_of, same
 from tests.methods.test_contract import each_case
 
+pytestmark = pytest.mark.long
+
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 

@@ -12,6 +12,8 @@ from cosmati import methods
 from tests.processes import launch_ranks
 from tests.train.strategies.whole_runs import BOTH
 
+pytestmark = pytest.mark.long
+
 WORKER = Path(__file__).with_name("ranks_worker.py")
 
 

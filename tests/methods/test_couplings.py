@@ -201,6 +201,7 @@ class Boaster(Method):
         return frozenset({"rows", "regions"})
 
 
+@pytest.mark.long
 def test_the_instrument_sees_what_is_planted() -> None:
     model = plain_network(is_text=False)
     assert rows_are_coupled(SecretMix(), model, is_text=False)

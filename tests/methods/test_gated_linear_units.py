@@ -74,6 +74,7 @@ def models(family: str) -> nn.Module:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=24))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "first"), [("gpt2", "c_fc"), ("bert", "dense")])
 def test_hugging_face_feed_forwards(family: str, first: str) -> None:
     model = models(family).eval()

@@ -15,6 +15,8 @@ from cosmati.optim import AdamW
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.long
+
 
 def model_of(family: str) -> Any:
     torch.manual_seed(0)

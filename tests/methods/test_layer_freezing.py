@@ -31,6 +31,7 @@ def names(net: nn.Module) -> list[str]:
     return [name for name, parameter in net.named_parameters() if parameter.requires_grad]
 
 
+@pytest.mark.long
 @given(st.integers(0, 100), st.floats(0, 1), st.floats(0, 1), st.integers(1, 8))
 def test_as_many_layers_as_the_ramp_says(step: int, start: float, level: float, num_layers: int) -> None:
     net = model(num_layers)

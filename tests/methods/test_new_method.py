@@ -93,6 +93,7 @@ def test_three_places_and_every_suite_runs_over_it(house: Path) -> None:
     assert run(house, "-c", code) == "InputDropout(p=0.1)\n"
 
 
+@pytest.mark.long
 def test_a_stale_list_is_named_with_the_mend(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_by_hand(house)
     assert main(house, check=True) == 1

@@ -52,6 +52,7 @@ def sequential_probabilities(num_rows: int, num_kept: int, keep: float) -> dict[
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [0.4, 0.6])
 def test_rows_are_drawn_by_percentile(keep: float) -> None:
     losses = torch.tensor([3.0, 1.0, 9.0, 0.1, 4.0])

@@ -15,6 +15,8 @@ from cosmati.optim import SGD, LinearToZero
 from cosmati.train.observers import Observer, StepReport
 from tests.optim.test_optimizer_contract import StopAt
 
+pytestmark = pytest.mark.long
+
 SIZES = [4, 4, 4, 4, 8, 8, 16]
 RATE = 0.5
 

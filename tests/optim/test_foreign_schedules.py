@@ -89,6 +89,7 @@ def test_warm_up_and_cosine_in_sequence() -> None:
     assert written(refused(lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=10))) == optim.Constant(warmup="10ba")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:::transformers")
 def test_transformers_schedules_are_lambdas() -> None:
     optimization = pytest.importorskip("transformers.optimization", reason="the extra `llm` isn't installed")

@@ -153,6 +153,7 @@ def test_a_float32_runs_state_serves_narrow_parameters() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ScheduleFreeAdamW", "SOAP", "NorMuon"])
 def test_a_bfloat16_model_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
     whole = trainer(name, dtype=torch.bfloat16)

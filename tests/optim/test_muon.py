@@ -33,6 +33,7 @@ def quintic(matrix: Tensor, num_iterations: int) -> Tensor:
     return u @ torch.diag(s) @ v
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 6), st.integers(0, 99))
 def test_follows_the_polynomial_of_the_singular_values(rows: int, columns: int, iterations: int, seed: int) -> None:
@@ -55,6 +56,7 @@ def test_singular_values_come_close_to_one_along_the_same_vectors(shape: tuple[i
     assert float(cosine) > 0.95
 
 
+@pytest.mark.long
 def test_keeps_zero_batch_and_type() -> None:
     assert torch.equal(orthogonalize(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
     batch = random(5, 6, 9)
@@ -75,6 +77,7 @@ def trained(kind: type[torch.optim.Optimizer], steps: int, **options: Any) -> li
     return [p.detach() for p in parameters]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scale", "theirs"), [("aspect", "original"), ("rms", "match_rms_adamw")])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_agrees_with_torch(scale: str, theirs: str, nesterov: bool) -> None:

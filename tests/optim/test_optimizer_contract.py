@@ -41,6 +41,8 @@ from cosmati.train.observers import Observer, StepReport
 from cosmati.train.trainer import Trainer
 from tests.processes import launch_ranks
 
+pytestmark = pytest.mark.long
+
 NUM_STEPS = 6
 SCHEDULE = Cosine(warmup="2ba")
 REST = AdamW(lr=3e-3, schedule=SCHEDULE)

@@ -22,6 +22,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(
     st.floats(0.01, 0.5), st.sampled_from([0.0, 0.9]), st.booleans(), st.floats(0, 0.2),

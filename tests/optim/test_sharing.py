@@ -17,6 +17,8 @@ from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.sharing import Job, Sharing, assign_owners
 from cosmati.optim.soap import EigenbasisAdam
 
+pytestmark = pytest.mark.long
+
 # Costs are operations; a half of the smallest float there is would be nothing.
 COSTS = st.just(0.0) | st.floats(1e-3, 1e6)
 

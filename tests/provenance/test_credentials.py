@@ -47,6 +47,8 @@ from tests.provenance.authority import people
 from tests.provenance.authority.people import NEWS, PII
 from tests.train.vouched_world import World
 
+pytestmark = pytest.mark.long
+
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 

@@ -32,6 +32,8 @@ from tests.forget.samples import KEPT, differing, forgotten, tensors, trained, u
 from tests.provenance.authority.people import NEWS, People
 from tests.worked_examples import test_three_authorities as story
 
+pytestmark = pytest.mark.long
+
 
 def loss(model: nn.Module, rows: Tensor) -> Loss:
     output: Tensor = model(rows.float()[:, None] / 32)

@@ -50,6 +50,7 @@ def rank(tree: Tree) -> int:
     return (min if tree[0] == "OR" else max)(rank(tree[1]), rank(tree[2]))
 
 
+@pytest.mark.long
 @given(TREES, st.booleans())
 def test_expressions_follow_their_tree(tree: Tree, lower: bool) -> None:
     text = written(tree).replace(" AND ", " and ").replace(" OR ", " Or ") if lower else written(tree)
@@ -307,6 +308,7 @@ def test_expression_stands_alone() -> None:
     assert (finding.class_path, finding.spdx, finding.state) == ("open/permissive", "MIT", "declared")
 
 
+@pytest.mark.long
 @given(
     st.text(max_size=40) | st.none(),
     st.lists(st.text(max_size=30).map("License :: ".__add__), max_size=2),

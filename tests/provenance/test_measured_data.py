@@ -27,6 +27,8 @@ from cosmati.provenance.authority.trusted import Authority
 from cosmati.train.rows_taught import regions_taught_by
 from tests.provenance.authority.people import NEWS, PII, TAXONOMY, People
 
+pytestmark = pytest.mark.long
+
 POLICY = """
 version: 1
 taxonomy: firm

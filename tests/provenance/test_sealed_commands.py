@@ -37,6 +37,8 @@ from tests.provenance.test_credentials import Sealed
 from tests.train.replay_world import build, entries, sign_again
 from tests.train.test_sealed_run import leaks
 
+pytestmark = pytest.mark.long
+
 RECIPE = str(Path(vouched_recipe.__file__))
 Values = set[float | str]
 

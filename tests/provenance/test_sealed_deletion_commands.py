@@ -29,6 +29,8 @@ from tests.provenance.test_sealed_commands import Asked, Values
 from tests.train.test_sealed_run import leaks
 from tests.train.vouched_world import loss_by_row
 
+pytestmark = pytest.mark.long
+
 RECIPE = str(Path(__file__))
 
 

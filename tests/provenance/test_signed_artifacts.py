@@ -26,6 +26,8 @@ from cosmati.provenance.authority.trusted import Authority
 from tests.provenance.authority.people import NEWS, PII, People
 from tests.train.test_artifacts import trainer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def people(tmp_path: Path) -> People:

@@ -58,6 +58,7 @@ def test_order_is_by_segment_not_by_text() -> None:
     assert Taxonomy("t", "1", (("a-b", ""), ("a/x", ""))).classes == ("a/x", "a-b")
 
 
+@pytest.mark.long
 @given(TREES, st.randoms())
 def test_order_of_definition_means_nothing(paths: set[str], random: object) -> None:
     pairs = [(path, f"meaning of {path}") for path in paths]
@@ -69,6 +70,7 @@ def test_order_of_definition_means_nothing(paths: set[str], random: object) -> N
     assert [one.id_of(path) for path in one.classes] == list(range(len(paths)))
 
 
+@pytest.mark.long
 @given(TREES)
 def test_mapping_round_trip(paths: set[str]) -> None:
     taxonomy = Taxonomy("t", "2", tuple((path, path.upper()) for path in paths))

@@ -18,6 +18,8 @@ from cosmati.recipes import compositions as c
 from cosmati.recipes.recipe import Recipe
 from cosmati.train.config import RunConfig
 
+pytestmark = pytest.mark.long
+
 IMAGE: dict[str, Callable[[], c.Composition]] = {
     "mild": c.image_mild,
     "medium": c.image_medium,

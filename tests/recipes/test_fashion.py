@@ -17,6 +17,8 @@ from cosmati.recipes.fashion import BuildWhitenedResNet, FashionEvaluation, Fash
 from cosmati.recipes.recipe import Recipe
 from tests.corpora.fashion_files import write
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 
 

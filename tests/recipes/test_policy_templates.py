@@ -22,6 +22,8 @@ from cosmati.recipes.policy_templates import MODELS, TEMPLATES, policy_template,
 from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import load_policy
 
+pytestmark = pytest.mark.long
+
 REGIONS = ("input", "lower", "upper", "head")
 FULL, NONE = (1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)
 Cell = tuple[str, tuple[float, ...]]

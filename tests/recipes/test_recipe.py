@@ -268,6 +268,7 @@ def test_the_aa_arm_is_the_baseline_with_seeds_of_its_own() -> None:
     assert all(seeds[name] == seeds["baseline"] for name in study.arms if name != "aa")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ARM_METHODS)
 def test_digits_recipes_train(name: str) -> None:
     task = DigitsTask(size=8, widths=(4,))

@@ -20,6 +20,8 @@ from cosmati.models.unet import UNetConfig
 from cosmati.recipes.segmentation import MeanIoU, SegmentationEvaluation, SegmentationRows, segmentation_unet
 from cosmati.train.evaluation import accuracy
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 SMALL = PlacedItemsPlan(num_train=16, num_held_out=8, size=24, max_items=2)
 TINY = UNetConfig(widths=(4, 6))

@@ -78,6 +78,7 @@ RULES = st.lists(
 FLOORS = st.lists(st.fixed_dictionaries({"class": some(tuple(COVERS)), "band": st.sampled_from(NAMES)}), max_size=2)
 
 
+@pytest.mark.long
 @given(RULES, FLOORS)
 def test_every_cell_agrees_with_an_oracle(rules: list[dict[str, object]], floors: list[dict[str, object]]) -> None:
     expected: dict[tuple[str, ...], set[object]] = {}

@@ -19,6 +19,8 @@ from cosmati.routing.policy_analysis import diff, explain
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from tests.routing.samples import CLASSES, TAXONOMY
 
+pytestmark = pytest.mark.long
+
 NUM_BLOCKS, PHASES = 6, ("early", "middle", "late")
 FRONT: dict[str, Any] = {
     "version": 1,

@@ -26,6 +26,7 @@ def compiled(rules: list[dict[str, Any]], joint: list[str], **fields: Any) -> Co
     return compile_policy(policy, taxonomy=TAXONOMY, regions=PARTITION, num_steps=10, joint=joint)
 
 
+@pytest.mark.long
 @given(RULES, ATTENUATIONS, SETS)
 def test_each_cell_is_the_least_of_its_classes(
     rules: list[dict[str, Any]], attenuations: list[dict[str, Any]], sets: list[set[str]]

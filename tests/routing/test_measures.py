@@ -76,6 +76,7 @@ def cell(table: CompiledPolicy, path: str, grades: dict[str, str], phase: int, r
     return table.weight[row][phase][table.regions.index(region)]
 
 
+@pytest.mark.long
 @given(RULES, ATTENUATIONS)
 def test_every_cell_agrees_with_the_oracle(rules: list[dict[str, Any]], attenuations: list[dict[str, Any]]) -> None:
     given_ = [{**rule, "weight": rule.get("weight"), "decision": rule.get("decision")} for rule in rules]
@@ -106,6 +107,7 @@ def test_every_cell_agrees_with_the_oracle(rules: list[dict[str, Any]], attenuat
             assert table.decision[row][p] == expected
 
 
+@pytest.mark.long
 @given(RULES, ATTENUATIONS, ATTENUATIONS)
 def test_one_more_only_ever_lowers(
     rules: list[dict[str, Any]], some_: list[dict[str, Any]], more: list[dict[str, Any]]
@@ -293,6 +295,7 @@ def graded_policies(draw: st.DrawFn) -> CompiledPolicy:
         return compiled([], measures=measures)
 
 
+@pytest.mark.long
 @given(graded_policies(), graded_policies())
 def test_a_difference_tells_whatever_teaches_more_or_less(old: CompiledPolicy, new: CompiledPolicy) -> None:
     """By a look at each row that a shard may describe, of grades that neither policy knows, too."""

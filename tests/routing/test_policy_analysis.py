@@ -173,6 +173,7 @@ POLICIES = st.builds(
 )
 
 
+@pytest.mark.long
 @given(POLICIES, POLICIES)
 def test_diff_agrees_with_a_comparison_step_by_step(old: PolicyFile, new: PolicyFile) -> None:
     before, after = compiled(old), compiled(new)

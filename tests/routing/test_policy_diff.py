@@ -87,6 +87,7 @@ def test_equal_policies_change_nothing() -> None:
     assert PolicyDiff(same, same).to_mapping()["equal"] is True
 
 
+@pytest.mark.long
 @given(POLICIES, POLICIES)
 def test_what_programs_read_is_what_people_read(old: PolicyFile, new: PolicyFile) -> None:
     found = PolicyDiff(compiled(old), compiled(new))

@@ -202,6 +202,7 @@ def test_example_digest_is_golden() -> None:
     assert load_policy(without).digest.hex() == "31e630001fd9ce66ce443daefcedbbed876560ac674f796e86c226fd2bb2bac1"
 
 
+@pytest.mark.long
 @given(st.permutations(range(6)))
 def test_order_of_rules_means_nothing(order: list[int]) -> None:
     document = yaml.safe_load(documented_example())

@@ -21,6 +21,8 @@ from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_analysis import diff
 from cosmati.routing.policy_file import load_policy
 
+pytestmark = pytest.mark.long
+
 NUM_STEPS = 10
 TAXONOMY = Taxonomy("t", "1", (("no", ""), ("open/copyleft", ""), ("open/psf", ""), ("public-domain", "")))
 ORIGINALS = (

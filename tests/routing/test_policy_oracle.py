@@ -16,6 +16,8 @@ from cosmati.errors import PolicyError
 from cosmati.routing.policy import check_rules
 from tests.routing.samples import CLASSES, MERGED, PHASES, REGIONS, TAXONOMY, compiled, policy_of, refusal
 
+pytestmark = pytest.mark.long
+
 PATTERN_RANK = {"**": 0, "a/**": 1, "a/b/**": 2}
 COVERS = {
     "**": set(CLASSES),

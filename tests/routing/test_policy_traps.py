@@ -160,6 +160,7 @@ def _exchange(net: nn.Sequential) -> None:
     net[0] = nn.Linear(4, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("surgery", [_grow, _exchange])
 def test_parameters_that_appear_after_the_plan_are_refused(surgery: Callable[[nn.Sequential], None]) -> None:
     net = model()

@@ -19,6 +19,8 @@ from cosmati.routing.token_layers import TokenMask
 from cosmati.routing.token_masks import TokenMasks, UntappedError
 from tests.routing.test_token_masks import Squared
 
+pytestmark = pytest.mark.long
+
 WIDTH = 4
 
 

@@ -22,6 +22,7 @@ from tests.routing.samples import CLASSES, PHASES, REGIONS, compiled
 WEIGHTS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=16, max_size=16)
 
 
+@pytest.mark.long
 @given(WEIGHTS, st.sets(st.sampled_from(range(len(CLASSES)))))
 def test_a_region_is_starved_where_only_absent_classes_may_teach_it(weights: list[float], there: set[int]) -> None:
     cells = dict(zip(product(CLASSES, REGIONS, PHASES), weights, strict=True))

@@ -78,6 +78,7 @@ def by_token(module: Callable[[Tensor], Tensor], tokens: Tensor, weights: Tensor
     return total
 
 
+@pytest.mark.long
 @given(data=st.data(), kind=st.sampled_from(sorted(LAYERS)), rows=st.integers(1, 3), length=st.integers(1, 4))
 def test_a_layer_learns_from_each_token_by_its_weight(data: st.DataObject, kind: str, rows: int, length: int) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99)))
@@ -101,6 +102,7 @@ def test_a_layer_learns_from_each_token_by_its_weight(data: st.DataObject, kind:
     assert torch.equal(tokens.grad, plain)
 
 
+@pytest.mark.long
 @given(rows=st.integers(1, 3), length=st.integers(1, 5), seed=st.integers(0, 99), padding=st.sampled_from([None, 0, 2]))
 def test_an_embedding_learns_from_each_token_by_its_weight(
     rows: int, length: int, seed: int, padding: int | None
@@ -139,6 +141,7 @@ def test_only_some_parameters_of_a_layer_may_be_masked() -> None:
     assert torch.equal(bias, linear.bias.grad)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_what_comes_behind_may_work_in_place() -> None:
     for module in (nn.Linear(WIDTH, OUT), nn.Linear(WIDTH, OUT, bias=False)):
         tokens, weights = torch.randn(2, 3, WIDTH), torch.tensor([[1.0, 0.0, 0.5], [1.0, 0.0, 1.0]])

@@ -16,6 +16,8 @@ from cosmati.train.ranks import Ranks
 from tests.launch.slurm_cluster import until
 from tests.processes import begin_ranks, launch_ranks
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import os, sys, torch
 from pathlib import Path

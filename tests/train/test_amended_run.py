@@ -24,6 +24,8 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.run.checkpoints import _digests, list_checkpoints
 
+pytestmark = pytest.mark.long
+
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(64, 4, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
 CLASS_IDS = torch.arange(64) % 2

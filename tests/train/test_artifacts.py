@@ -69,6 +69,7 @@ def told(folder: Path) -> dict[str, Mapping[str, Any]]:
     return {one["kind"]: one for one in details.get("artifacts", ())}
 
 
+@pytest.mark.long
 def test_each_is_named_everywhere(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
     base.write_bytes(b"weights of somebody")

@@ -16,6 +16,8 @@ from tests.train import vouched_worker
 from tests.train.test_authority_watch import in_force, verify, weights
 from tests.train.vouched_world import PEOPLE, World, rows_by_step
 
+pytestmark = pytest.mark.long
+
 WORKER = vouched_worker.__file__
 
 

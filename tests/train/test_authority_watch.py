@@ -46,6 +46,8 @@ from tests.train.vouched_world import (
     show,
 )
 
+pytestmark = pytest.mark.long
+
 LICENCE_DAYS = 3
 STEPS = 24
 

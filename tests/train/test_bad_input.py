@@ -41,6 +41,8 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
+
 LOSS = Classification(3)
 STEPS = 10
 TAXONOMY = Taxonomy("t", "1", (("open", "free to learn from"), ("doubtful", "only near the output")))

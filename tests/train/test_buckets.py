@@ -38,6 +38,7 @@ def test_an_even_bucket_gives_each_rank_as_much(sizes: list[int], world: int, al
     assert 0 <= sum(bucket.lengths) - most < world * alignment
 
 
+@pytest.mark.long
 @given(sizes=SIZES, world=st.sampled_from([1, 2, 4]), alignment=st.sampled_from([1, 4]), data=st.data())
 def test_a_bucket_by_owners_gives_each_rank_its_pieces(
     sizes: list[int], world: int, alignment: int, data: st.DataObject

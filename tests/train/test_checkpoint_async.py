@@ -25,6 +25,8 @@ from tests.processes import PythonProcess
 from tests.train.test_checkpoint_parts import make_trainer
 from tests.train.test_open_run import FACTS, RESULT, Told, _open_run
 
+pytestmark = pytest.mark.long
+
 STEPS = 5
 
 

@@ -25,6 +25,8 @@ from tests.train.in_parts import put_into_parts
 from tests.train.test_checkpoint_files import _checkpoint, _save
 from tests.train.test_checkpoint_parts import make_trainer
 
+pytestmark = pytest.mark.long
+
 STEPS = 5
 
 

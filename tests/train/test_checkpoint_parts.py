@@ -311,6 +311,7 @@ def make_trainer(folder: Path, budget: str = "3ba", **settings: Any) -> Trainer:
     )
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_parts_and_others_read_them(tmp_path: Path) -> None:
     run = tmp_path / "run"
     make_trainer(run).fit()

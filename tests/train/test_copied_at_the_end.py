@@ -12,6 +12,8 @@ from cosmati.errors import CheckpointError
 from cosmati.train.run.copy_place import CopyPlace
 from tests.train.policy_world import trainer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_who_waits_for_a_run_has_its_copy(is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

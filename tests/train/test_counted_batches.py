@@ -14,6 +14,8 @@ from cosmati.methods import SAM
 from cosmati.optim import SGD
 from tests.processes import launch_ranks
 
+pytestmark = pytest.mark.long
+
 WORKER = """
 import hashlib
 import torch

@@ -20,6 +20,8 @@ from cosmati.train.trainer import Trainer
 from tests.train.mixed.world import CLASS_OF, POLICY, chosen, run, weights
 from tests.train.packs import samples
 
+pytestmark = pytest.mark.long
+
 DEFERRING = (
     POLICY.replace("rules:", "phases: [{name: warm, until: 4ba}, {name: main}]\nrules:")
     + "  - {class: closed, phase: warm, decision: defer}\n  - {class: closed, phase: main, weight: 1}\n"

@@ -10,6 +10,8 @@ import pytest
 
 from tests.processes import launch_ranks
 
+pytestmark = pytest.mark.long
+
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 

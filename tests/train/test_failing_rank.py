@@ -9,6 +9,8 @@ import pytest
 from tests.processes import launch_ranks
 from tests.train import failing_ranks
 
+pytestmark = pytest.mark.long
+
 AT = failing_ranks.FAILS_AT
 OTHER = f"{AT} RunError: Rank {{}} couldn't go on, and so the others don't. {{}}"
 NEGATIVE = "BatchError: "

@@ -14,6 +14,8 @@ from cosmati.train.facts import describe_environment
 from cosmati.train.fleet import surroundings_of, without_unlike
 from tests.processes import launch_ranks
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import os, sys, torch
 from pathlib import Path

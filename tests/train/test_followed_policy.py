@@ -35,6 +35,8 @@ from tests.train.policy_world import AFTER, BEFORE, POLICY, leave
 from tests.train.policy_world import trainer as world_trainer
 from tests.train.test_policy_watch import in_force, story, verify, weights
 
+pytestmark = pytest.mark.long
+
 MORE = BEFORE.replace("region: body, weight: 0.5", "region: body, weight: 0.75")
 WORKER = followed_worker.__file__
 

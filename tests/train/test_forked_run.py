@@ -19,6 +19,7 @@ from tests.train.isolated.samples import source
 TIGHTER = load_policy("version: 1\ntaxonomy: t\nregions: {all: {params: '*'}}\nrules: [{class: '**', weight: 0.5}]\n")
 
 
+@pytest.mark.long
 def test_a_run_that_two_copies_go_on_with_has_two_ends_and_a_pin_knows_one(tmp_path: Path) -> None:
     case = bare("MLP, low rank")
     data, shown, hidden = source(case), tmp_path / "shown", tmp_path / "hidden"

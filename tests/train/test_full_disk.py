@@ -12,6 +12,8 @@ from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.processes import PythonProcess, run_python
 from tests.train import full_disk_run
 
+pytestmark = pytest.mark.long
+
 
 def _run(folder: Path, limit: int) -> subprocess.CompletedProcess[str]:
     return run_python([full_disk_run.__file__, folder, str(limit)])

@@ -140,6 +140,7 @@ def test_a_finite_loss_with_a_bad_gradient_is_not_committed(tmp_path: Path, num_
     assert all(bool(value.isfinite().all()) for name, value in read_checkpoint(newest).model.items() if name != "mask")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_microbatches", [1, 2])
 def test_a_bad_step_is_left_out_on_record(tmp_path: Path, num_microbatches: int) -> None:
     trainer = trainer_of(

@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.processes import run_python
+
+pytestmark = pytest.mark.long
 
 SCRIPT = """
 from dataclasses import dataclass

@@ -289,6 +289,7 @@ def test_what_a_function_closes_over_or_names_is_not_moved_by_checkpoints(tmp_pa
     assert torch.equal(found[0][0], found[1][0])
 
 
+@pytest.mark.long
 def test_masks_that_began_with_infinities_are_saved(tmp_path: Path) -> None:
     """Also those of a compiled model, whose names compilation changes, and of a loss."""
 

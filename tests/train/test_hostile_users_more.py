@@ -311,6 +311,7 @@ class Scripted(nn.Module):
         return hidden
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("num_microbatches", [1, 2])
 @pytest.mark.parametrize("wrap", [torch.jit.script, lambda model: torch.compile(model, backend="eager")])
@@ -396,6 +397,7 @@ def test_who_steps_without_opening_is_told_where_the_run_goes_on(tmp_path: Path)
         again.step(batches()[again.clock.step])
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_forgotten_lets_go_while_another_thread_collects(tmp_path: Path) -> None:
     """A collection that is asked for meanwhile does nothing, and finalizers may take their time."""
 

@@ -18,7 +18,7 @@ from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
-pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+pytestmark = [pytest.mark.filterwarnings("ignore:::transformers"), pytest.mark.long]
 
 
 def _gpt2() -> nn.Module:

@@ -18,7 +18,7 @@ from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
-pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+pytestmark = [pytest.mark.filterwarnings("ignore:::transformers"), pytest.mark.long]
 
 VOCABULARY, ROWS, LENGTH, STEPS = 64, 8, 12, 5
 SIZE = {"n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}

@@ -159,6 +159,7 @@ def test_fine_tuning_with_smoothing_and_selection(precision: Any) -> None:
     assert model.config.problem_type == "single_label_classification"
 
 
+@pytest.mark.long
 def test_selection_keeps_the_rows_that_the_model_finds_hard() -> None:
     """Oracle: rows that the model is sure of, and rows that are labelled wrong; the latter are kept."""
     model = made("BertForSequenceClassification")

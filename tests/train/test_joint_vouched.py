@@ -30,6 +30,8 @@ from tests.train.test_authority_watch import in_force, verify
 from tests.train.test_many_authorities import Happening
 from tests.train.vouched_world import rows_by_step
 
+pytestmark = pytest.mark.long
+
 BOTH = f"{PII}&{NEWS}"
 POLICY = """
 version: 1

@@ -228,6 +228,7 @@ PRIVATE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*PRIVATE])
 def test_memory_of_a_batchs_own_may_be_written_to(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bits of the loss that leaves its batch alone, and within the bound of what's held."""

@@ -19,6 +19,8 @@ from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_che
 from tests.processes import PythonProcess, begin_ranks
 from tests.train.killed_recipes import NAMES, STEPS
 
+pytestmark = pytest.mark.long
+
 SCRIPT = ["-m", "tests.train.killed_recipes"]
 LAUNCHER = [
     sys.executable,

@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 number = st.floats(-1e6, 1e6, width=32)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(number, number, number, st.booleans()), min_size=1, max_size=5), st.integers(0, 2))
 def test_a_table_has_a_row_for_each_microbatch(told: list[tuple[float, float, float, bool]], num_classes: int) -> None:
     labels = torch.arange(num_classes, dtype=torch.float64)

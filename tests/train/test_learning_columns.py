@@ -125,6 +125,7 @@ def gradients_of(weights: Weights, rows: Tensor, labels: Tensor) -> dict[str, np
     return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.long
 def test_directions_are_sketches_of_each_microbatchs_gradient(run: tuple[Path, Watch]) -> None:
     folder, watch = run
     seen = 0
@@ -196,6 +197,7 @@ def test_entropies_are_those_of_what_each_region_gives(run: tuple[Path, Watch]) 
             assert told["entropy"][str(m)] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.long
 def test_nothing_of_it_changes_the_bits_of_training(run: tuple[Path, Watch], tmp_path: Path) -> None:
     trained(tmp_path / "run", checkpoint_every="1ba", num_checkpoints=9, **NOTHING)
     for path in list_checkpoints(tmp_path / "run/checkpoints"):
@@ -219,6 +221,7 @@ def test_each_has_a_cadence_of_its_own(tmp_path: Path) -> None:
     assert [told["step"] for told in steps if told["update_norm"]] == [0, 3, 6]
 
 
+@pytest.mark.long
 def test_directions_of_the_pass_that_is_applied_and_entropies_of_the_weights_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import torch
 from tests.train.test_loader_states import Counting, Rows, batch
 from tests.train.test_other_run_more import assert_goes_on, run
 
+pytestmark = pytest.mark.long
+
 
 class Shuffling(Counting):
     """Draws with each batch what no batch shows, and the next pass's order at the end of a pass."""

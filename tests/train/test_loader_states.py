@@ -165,6 +165,7 @@ def test_other_rows_of_a_sequence_are_refused(tmp_path: Path, other: Read, stop_
     assert_goes_on(tmp_path / "run", {"data": Read, "budget": "12ba"})
 
 
+@pytest.mark.long
 def test_a_memory_map_and_draws_and_changes_in_place_go_on(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", ROWS.numpy())
 

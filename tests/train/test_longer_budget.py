@@ -23,6 +23,8 @@ from cosmati.optim import AdamW, Cosine
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.train.test_other_run import recipe
 
+pytestmark = pytest.mark.long
+
 LONGER = {"budget": "8ba", "change": ("budget",)}
 
 

@@ -26,6 +26,8 @@ from cosmati.train.observers import History, Observer, StepReport
 from cosmati.train.recalibration import RECALIBRATION_STEPS
 from cosmati.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
+
 RATE = 0.5
 SMOOTHING = 0.8
 Rows = tuple[Tensor, Tensor]

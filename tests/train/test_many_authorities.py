@@ -45,6 +45,8 @@ from tests.provenance.authority.people import NEWS, PII, TAXONOMY, People
 from tests.train.test_authority_watch import in_force, verify, weights
 from tests.train.vouched_world import OPEN, loss, rows_by_step
 
+pytestmark = pytest.mark.long
+
 CLASSES = {"news": NEWS, "pii": PII, "open": OPEN}
 
 

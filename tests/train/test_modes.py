@@ -17,6 +17,8 @@ from cosmati.optim import SGD
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 
+pytestmark = pytest.mark.long
+
 GENERATOR = torch.Generator().manual_seed(0)
 STEPS = [(torch.randn(8, 6, generator=GENERATOR), torch.arange(8) % 3) for _ in range(8)]
 

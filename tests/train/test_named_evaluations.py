@@ -77,6 +77,7 @@ def test_a_stateful_metric_of_several_values_is_named_once_more() -> None:
     assert found == {"test/count/a": 30, "test/count/b": 60}
 
 
+@pytest.mark.long
 def test_they_are_recorded_read_and_shown(tmp_path: Path) -> None:
     run = trainer(both(), run_folder=tmp_path / "run")
     metrics = dict(run.fit().metrics)

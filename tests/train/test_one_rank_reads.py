@@ -26,6 +26,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_rank_that_reads_alone_waits_for_nobody(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -30,6 +30,8 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.run.checkpoints import list_checkpoints
 
+pytestmark = pytest.mark.long
+
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS, LABELS = torch.randn(48, 6, generator=GENERATOR), torch.randint(3, (48,), generator=GENERATOR)
 

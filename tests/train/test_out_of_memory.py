@@ -22,6 +22,8 @@ from cosmati.train.cutting import Cuts
 from cosmati.train.run.checkpoints import list_checkpoints
 from tests.processes import run_python
 
+pytestmark = pytest.mark.long
+
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS, LABELS = torch.randn(64, 4, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
 

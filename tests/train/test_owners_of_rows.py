@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from cosmati.train.observers.row_leaves import _owners
 IDS = st.integers(0, 9) | st.just(TOMBSTONE)
 
 
+@pytest.mark.long
 @given(data=st.data(), num=st.integers(0, 4), length=st.integers(1, 6))
 def test_owners_are_the_documents_of_each_pack_rising_and_filled_up_before(
     data: st.DataObject, num: int, length: int

@@ -21,6 +21,8 @@ from cosmati.train.config import RunConfig
 from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
+
 STEPS = 20  # the last look at what the model keeps is at step 16
 LOSS = Classification(num_classes=5)
 

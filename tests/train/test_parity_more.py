@@ -23,6 +23,8 @@ from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 from tests.train.test_parity import ConvNet
 
+pytestmark = pytest.mark.long
+
 STEPS = 20
 LENGTH = 7
 Rows = tuple[Tensor, Tensor]

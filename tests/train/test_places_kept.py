@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from cosmati.train.observers.step_details import kept_details, places_of
 IDS = st.integers(0, 5) | st.just(TOMBSTONE)
 
 
+@pytest.mark.long
 @given(rows=st.lists(IDS, max_size=8), order=st.randoms(), num=st.integers(0, 8), more=st.integers(0, 3))
 def test_each_place_is_one_rows(rows: list[int], order: object, num: int, more: int) -> None:
     shuffled = list(rows)

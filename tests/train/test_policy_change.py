@@ -23,6 +23,8 @@ from tests.provenance.authority.test_policies import PolicyPeople
 from tests.train.policy_world import Event, Happening, leave
 from tests.train.test_signed_policy import text, trainer, verify
 
+pytestmark = pytest.mark.long
+
 STEP = 3
 
 

@@ -10,6 +10,8 @@ import pytest
 from cosmati.train.policy_watch import FILE, PolicyWatch, policy_changes_in
 from tests.train.policy_world import AFTER, leave, trainer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("stop", [4, 5, 6])
 def test_a_change_is_made_once_wherever_the_run_is_stopped(stop: int, tmp_path: Path) -> None:

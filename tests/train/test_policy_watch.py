@@ -26,6 +26,8 @@ from tests.processes import PythonProcess, launch_ranks
 from tests.train import policy_worker
 from tests.train.policy_world import AFTER, BEFORE, POLICY, leave, trainer
 
+pytestmark = pytest.mark.long
+
 WORKER = policy_worker.__file__
 BEGIN = 5
 """What is left after step 4 is found at the border of step 4, and acts from step 5 on."""

@@ -42,6 +42,8 @@ from tests.train.prepared_world import (
 from tests.train.test_authority_watch import verify, weights
 from tests.train.vouched_world import OPEN, Events, World, go_on, hide, revoke, rotate
 
+pytestmark = pytest.mark.long
+
 WORKER = prepared_worker.__file__
 
 

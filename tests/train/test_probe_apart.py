@@ -20,6 +20,8 @@ from cosmati.train.timing import Stopwatch
 from tests.train import counting_file
 from tests.train.test_other_run_more import make_model, run
 
+pytestmark = pytest.mark.long
+
 COUNTS: dict[str, Any] = {"steps": 0, "nested": [0]}
 step = 0
 noise = np.random.default_rng(0)

@@ -67,6 +67,7 @@ def test_the_trace_has_the_parts_of_each_step_by_name(config: dict[str, int], tm
     assert found.device_seconds is None
 
 
+@pytest.mark.long
 def test_waiting_for_rows_is_what_bounds_a_slow_loader(tmp_path: Path) -> None:
     found = profiled(trainer_of(pause=0.1), tmp_path, warm_up=1, num_steps=2)
     assert found.by_part["data"] >= 0.1

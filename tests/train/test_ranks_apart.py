@@ -10,6 +10,8 @@ import pytest
 from tests.processes import launch_ranks
 from tests.train import rank_looks
 
+pytestmark = pytest.mark.long
+
 
 def _found(folder: Path, world: int) -> dict[str, str]:
     found: dict[str, str] = json.loads(launch_ranks([rank_looks.__file__, folder], world, PYTHONWARNINGS="")[0])

@@ -13,6 +13,8 @@ from cosmati.optim import SGD
 from tests.processes import launch_ranks
 from tests.train import rank_cases
 
+pytestmark = pytest.mark.long
+
 OTHER = "DataError: At step 0, rank 1 had another batch than rank 0. Every rank has to be given the same whole batch"
 MET = "call collectives of torch.distributed: what they compute follows from the number of ranks"
 

@@ -40,6 +40,8 @@ from tests.train.isolated import samples as isolated
 from tests.train.replay_world import again, build, opened, replayed, routed_policy
 from tests.train.test_amended_run import StopAt
 
+pytestmark = pytest.mark.long
+
 NUM_STEPS = 12
 
 

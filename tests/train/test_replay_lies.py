@@ -48,6 +48,8 @@ from tests.train.replay_world import (
     sign_again,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,6 +25,8 @@ from tests.provenance.authority.people import PII, TAXONOMY
 from tests.train.replay_world import replayed
 from tests.train.vouched_world import POLICY, World, loss, revoke
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,6 +12,8 @@ from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_che
 from tests.processes import PythonProcess
 from tests.train.killed_run import STEPS, make_trainer
 
+pytestmark = pytest.mark.long
+
 SCRIPT = ["-m", "tests.train.killed_run"]
 
 

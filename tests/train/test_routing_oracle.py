@@ -104,6 +104,7 @@ def test_all_ones_is_the_ungoverned_run_bit_for_bit() -> None:
         assert torch.equal(mine, other)
 
 
+@pytest.mark.long
 def test_all_ones_is_the_ungoverned_run_for_a_language_model() -> None:
     tokens = torch.randint(0, 32, (64, 9), generator=torch.Generator().manual_seed(2), dtype=torch.int64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -46,6 +47,7 @@ def _num_equal(one: list[bytes], other: list[bytes]) -> int:
     return sum(a == b for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.long
 def test_commitments_follow_content_ids_and_keys(tmp_path: Path) -> None:
     digests = torch.arange(NUM_ROWS * 32, dtype=torch.int64).view(NUM_ROWS, 32).to(torch.uint8)
     changed, ids = digests.clone(), IDS.clone()

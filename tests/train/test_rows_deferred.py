@@ -19,6 +19,8 @@ from cosmati.train.deferred_rows import DeferredRows, _rows_by_class, deferred_p
 from cosmati.train.routes import Router
 from tests.train.hand_made import POLICY
 
+pytestmark = pytest.mark.long
+
 
 def deferred(*, is_on: bool = True, is_told: bool = True) -> Any:
     made: Any = DeferredRows(None, (), is_told=is_told)

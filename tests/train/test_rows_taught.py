@@ -43,6 +43,8 @@ from cosmati.train.rows_taught import RegionTaught, regions_taught_by
 from cosmati.train.trainer import Trainer
 from tests.train.packs.samples import LENGTH, VOCABULARY, model
 
+pytestmark = pytest.mark.long
+
 CLASSES = ("open", "personal", "withheld")
 TAXONOMY = Taxonomy("t", "1", tuple((name, name) for name in CLASSES))
 NUM_ROWS = 48

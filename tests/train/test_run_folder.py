@@ -25,6 +25,8 @@ from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.result import RunResult
 from tests.train.hand_made import POLICY, run_facts
 
+pytestmark = pytest.mark.long
+
 HOLDER = """
 import sys
 from pathlib import Path

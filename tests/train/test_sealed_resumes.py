@@ -15,6 +15,8 @@ from cosmati.ledger.verify import verify_ledger
 from tests.train.replay_world import build
 from tests.train.test_sealed_run import EVERY, SEEN, SENSITIVE, details_of, keys_of, leaks, watchers
 
+pytestmark = pytest.mark.long
+
 Told = set[float | str]
 
 

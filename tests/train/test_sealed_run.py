@@ -40,6 +40,8 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.replay import ReplayFound, replay
 from tests.train.replay_world import TAXONOMY, again, build, entries, opened, sign_again
 
+pytestmark = pytest.mark.long
+
 EVERY = ("details_every", "update_norm_every", "direction_every", "update_direction_every", "entropy_every")
 SEEN: dict[str, Any] = dict.fromkeys(EVERY, 1) | {"budget": "10ba"}
 SENSITIVE = replace(TAXONOMY, sensitive=("hot",))

@@ -52,6 +52,7 @@ def data_root(folder: Path) -> str:
     return str(json.loads((folder / "run.json").read_text())["digests"]["data_root"])
 
 
+@pytest.mark.long
 def test_what_is_declared_says_so_everywhere(world: World, tmp_path: Path) -> None:
     world.ask = False
     trainer = world.trainer(tmp_path / "run", {}, budget="2ba")
@@ -148,6 +149,7 @@ def test_a_signed_policy_is_taken_and_a_declared_one_refused(world: World, tmp_p
     assert any("who has signed the policy" in one for one in read_run(tmp_path / "run").warnings)
 
 
+@pytest.mark.long
 def test_a_class_that_goes_takes_all_its_bands(world: World, tmp_path: Path) -> None:
     bands = "bands: {measure: length, names: [low, high], thresholds: [0.5]}\n"
     board = PolicyPeople(tmp_path / "board").begin()

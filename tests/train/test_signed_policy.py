@@ -87,6 +87,7 @@ def test_everything_says_who_signed_the_policy(people: PolicyPeople, tmp_path: P
     assert "was signed, says the ledger" in " ".join(read_run(tmp_path / "run").notes)
 
 
+@pytest.mark.long
 def test_an_unsigned_policy_is_declared_and_has_the_same_bits(people: PolicyPeople, tmp_path: Path) -> None:
     run = trainer(tmp_path / "run", load_policy(text(0.5)), budget="2ba")
     run.fit()

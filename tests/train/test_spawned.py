@@ -14,6 +14,8 @@ from cosmati.train.options import name_of
 from cosmati.train.user_code import is_library
 from tests.processes import run_python
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).with_name("spawned_run.py")
 
 

@@ -161,6 +161,7 @@ def test_processor_time_that_an_earlier_process_spent_is_not_made_up(cpu: Ticks)
     assert watch.cpu_seconds() == 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_processor_time_is_worked_and_not_slept() -> None:
     watch = Stopwatch()

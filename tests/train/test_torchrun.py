@@ -15,6 +15,8 @@ from cosmati.records.run import RunRecord
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.processes import PythonProcess, launch_ranks, run_python
 
+pytestmark = pytest.mark.long
+
 # Every rank inherits it.
 STRICT = {**os.environ, "PYTHONWARNINGS": "error"}
 # The launcher is a fork with PyTorch loaded. Its workers are processes of their own.

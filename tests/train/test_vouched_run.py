@@ -30,6 +30,8 @@ from cosmati.provenance.authority.audit import audit
 from cosmati.provenance.authority.trusted import Authority
 from tests.provenance.authority.people import NEWS, People
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def people(tmp_path: Path) -> People:

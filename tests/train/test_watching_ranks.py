@@ -11,6 +11,8 @@ from cosmati.records.attempts import read_attempts
 from tests.processes import launch_ranks, run_python
 from tests.train.test_torchrun import RECIPE, _weights
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import sys
 from pathlib import Path

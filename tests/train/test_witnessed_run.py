@@ -34,6 +34,8 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from tests.ledger.plain_answers import check_answers
 
+pytestmark = pytest.mark.long
+
 ROWS = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
 
 

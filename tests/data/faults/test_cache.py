@@ -25,7 +25,7 @@ from tests.data.faults import reader
 from tests.data.shard_files import write_source
 from tests.processes import PythonProcess, run_python
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 ROWS = [9, 8, 7, 12]
 NUMBERS = list(range(sum(ROWS)))
 

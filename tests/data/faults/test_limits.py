@@ -34,7 +34,7 @@ from tests.data.faults.test_cache import one_shard
 from tests.data.shard_files import bytes_on_disk, write_data_set, write_source
 from tests.processes import PythonProcess, run_python
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 def under(url: Path, kind: str, amount: int, *more: str) -> list[str]:

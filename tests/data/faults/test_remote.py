@@ -24,7 +24,7 @@ from tests.data.faults.server import Server, serve
 from tests.data.shard_files import write_source
 
 pytest.importorskip("aiohttp", reason="HTTP needs aiohttp, of the extra `streaming`")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 SHARD = "shard.00001.mds"
 
 

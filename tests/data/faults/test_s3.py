@@ -20,12 +20,7 @@ from cosmati.errors import DataError
 from tests.data.shard_files import write_data_set
 from tests.processes import run_python
 
-pytestmark = [
-    pytest.mark.s3,
-    pytest.mark.timeout(300),
-    # Of moto, botocore and their own dependencies; ours are errors elsewhere.
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore"), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.data.faults import slow_reader
 from tests.data.shard_files import write_source
 from tests.processes import PythonProcess
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 def start(folder: Path) -> tuple[PythonProcess, list[int]]:

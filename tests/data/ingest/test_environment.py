@@ -22,7 +22,7 @@ from cosmati.data.shards.remote import EnvironmentFaultError
 
 FAILING = Path("/proc/self/mem")
 """A file that opens, and whose first bytes can't be read: the kernel says EIO."""
-pytestmark = pytest.mark.skipif(not FAILING.exists(), reason="needs Linux's /proc")
+pytestmark = [pytest.mark.skipif(not FAILING.exists(), reason="needs Linux's /proc"), pytest.mark.long]
 
 
 @pytest.fixture

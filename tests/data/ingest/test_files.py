@@ -36,6 +36,7 @@ def split_oracle(content: bytes, separator: bytes, max_bytes: int) -> list[tuple
     return found
 
 
+@pytest.mark.long
 @example(content=b"a\n" * 10 + b"<>a", separator=b"<>", max_bytes=2, chunk=1)
 @given(
     content=st.lists(st.sampled_from([b"a", b"\n", b"<", b">", b"<>"]), max_size=60).map(b"".join),
@@ -112,6 +113,7 @@ def test_damage_is_raised_or_recorded(suffix: str, harm: str, tmp_path: Path) ->
     assert reading.files[0].sha256 == hashlib.sha256(stored).hexdigest()
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_hashed_whole(tmp_path: Path) -> None:
     stored = bytearray(bz2.compress(random.Random(0).randbytes(3 << 20)))  # blocks of 900 kB, each with a checksum
     stored[1000:1100] = bytes(100)

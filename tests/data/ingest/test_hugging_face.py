@@ -23,6 +23,8 @@ datasets = pytest.importorskip("datasets", reason="the extra `llm` isn't install
 import pyarrow as pa  # noqa: E402  (comes with datasets)
 from datasets import Array2D, ClassLabel, Dataset, Features, Image, List, Value  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 FEATURES = Features(
     {
         "text": Value("string"),

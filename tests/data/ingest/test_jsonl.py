@@ -60,6 +60,7 @@ def test_reading_is_lazy_and_starts_anew(tmp_path: Path) -> None:
             next(iterator)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -81,6 +81,7 @@ def told(one: SourceManifest) -> str:
     return repr((one.class_path, one.band, dict(one.grades), one.also))
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=12), st.sampled_from([0, 4]))
 def test_each_row_is_in_a_source_of_its_kind(given: list[dict[str, Any]], pack: int) -> None:

@@ -21,6 +21,7 @@ from cosmati.data.order.shards import ShardOrder
 from cosmati.errors import DataError
 
 
+@pytest.mark.long
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(lambda rows: sum(rows) > 0),
     st.integers(0, 99),
@@ -143,6 +144,7 @@ def test_a_hundred_thousand_shards_take_memory_for_shards_only() -> None:
 weights = st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(lambda values: sum(values) > 0)
 
 
+@pytest.mark.long
 @given(weights, st.integers(1, 3))
 def test_an_interleave_is_exact_over_a_period_and_fair_at_every_prefix(values: list[int], periods: int) -> None:
     dealt = Interleave(values)
@@ -235,6 +237,7 @@ def microbatches(plan: RoutePlan, steps: int) -> list[tuple[int | None, list[tup
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=5).filter(

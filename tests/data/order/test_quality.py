@@ -15,6 +15,7 @@ from cosmati.errors import DataError
 shard_rows = st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(lambda rows: sum(rows) > 1)
 
 
+@pytest.mark.long
 @given(shard_rows, st.integers(1, 60), st.booleans(), st.integers(0, 2))
 def test_quality_equals_a_count_over_all_neighbours(rows: list[int], window: int, shuffle: bool, epoch: int) -> None:
     order = ShardOrder(np.asarray(rows), seed=3, window_rows=window, shuffle=shuffle)

@@ -17,6 +17,8 @@ from cosmati.errors import DataError
 from tests.data.shards.mds_reader import read_source
 from tests.processes import PythonProcess
 
+pytestmark = pytest.mark.long
+
 
 def put(folder: Path, tag: str, num_rows: int, *, group: int = 1000) -> None:
     folder.mkdir(exist_ok=True)

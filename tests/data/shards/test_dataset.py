@@ -73,6 +73,7 @@ def kill_when(process: multiprocessing.context.ForkProcess, path: Path) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_replacement_that_is_killed_leaves_the_old_source_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "corpus"
     write(out, 0, 900)
@@ -91,6 +92,7 @@ def test_a_replacement_that_is_killed_leaves_the_old_source_and_goes_on(tmp_path
     assert listed(out) == {"open/psf": ("B", 2000)}
 
 
+@pytest.mark.long
 def test_several_processes_write_their_classes_into_one_data_set_at_once(tmp_path: Path) -> None:
     names = [f"open/c{number}" for number in range(4)]
     barrier = multiprocessing.get_context("fork").Barrier(len(names))
@@ -282,6 +284,7 @@ def test_a_remote_is_written_like_a_directory_and_gets_no_salt(remote: Destinati
         write(Destination(f"{remote.url}2", kept))
 
 
+@pytest.mark.long
 def test_a_remote_write_that_is_killed_goes_on_and_writes_no_shard_twice(tmp_path: Path) -> None:
     far = tmp_path / "remote"
     place = Destination(f"local://{far}", tmp_path / "kept")

@@ -32,6 +32,7 @@ def back(kind: str, value: Any) -> list[Any]:
     return np.asarray(encoding(kind).decode(memoryview(encoding(kind).encode(value)))).reshape(-1).tolist()
 
 
+@pytest.mark.long
 @given(st.data(), st.sampled_from(INTEGERS), st.sampled_from([*INTEGERS, *FORMATS]))
 def test_whole_numbers_of_an_array_are_exact_or_refused(data: st.DataObject, own: str, dtype: str) -> None:
     info = np.iinfo(own)

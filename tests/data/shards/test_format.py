@@ -140,6 +140,7 @@ def test_values_come_back(name: str, data: st.DataObject) -> None:
     assert type(found) is type(value) or np.isscalar(found)
 
 
+@pytest.mark.long
 @given(
     hnp.arrays(hnp.integer_dtypes(endianness="?") | hnp.floating_dtypes(endianness="?"), hnp.array_shapes(max_dims=4))
 )
@@ -400,6 +401,7 @@ def test_a_flipped_bit_of_an_index_breaks_nothing(place: int, bit: int) -> None:
     assert index.num_shards == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_many_shards_are_read_in_little_memory() -> None:
     import tracemalloc

@@ -30,6 +30,8 @@ from tests.data.shards import killed_writer
 from tests.data.shards.mds_reader import read_source
 from tests.processes import PythonProcess, run_python
 
+pytestmark = pytest.mark.long
+
 COLUMNS = {"id": "int", "text": "str"}
 SALT = bytes(range(32))
 

@@ -151,6 +151,7 @@ class Widening(nn.Module):
         return output
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_block_whose_shape_changes_is_never_skipped() -> None:
     x, block = torch.randn(2, 4, 3, 3), Widening()
@@ -173,6 +174,7 @@ def test_rows_that_are_kept_are_scaled_in_training_and_evaluation_is_the_model()
     torch.testing.assert_close(trained[kept], (x + 2 * (whole - x))[kept])
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_surgery_is_exported_without_torch_script() -> None:
     torch.manual_seed(0)

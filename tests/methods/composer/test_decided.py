@@ -189,6 +189,7 @@ def test_rows_take_turns_among_subnetworks() -> None:
     assert len({tuple(row.tolist()) for row in masks}) > 1
 
 
+@pytest.mark.long
 def test_berts_gate_is_in_its_first_half_and_the_second_stays() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -244,6 +245,7 @@ def test_squeeze_excite_asks_for_channels_on_both_sides() -> None:
     assert type(cf.apply_squeeze_excite(layer, 4, 8)).__name__ == "SqueezeExciteConv2d"
 
 
+@pytest.mark.long
 def test_adamw_decays_times_the_learning_rate() -> None:
     """Composer's takes its share of a weight itself: the learning rate over that is what PyTorch's takes."""
     model = nn.Linear(1, 1, bias=False)

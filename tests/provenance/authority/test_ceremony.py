@@ -20,6 +20,8 @@ from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.trusted import Authority
 from tests.provenance.authority.people import NEWS, People, name_of
 
+pytestmark = pytest.mark.long
+
 TAXONOMY = """
 name: firm
 version: "1"

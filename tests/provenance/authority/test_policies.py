@@ -225,6 +225,7 @@ def run(*words: object, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.long
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("policy.yaml").write_text(TEXT)

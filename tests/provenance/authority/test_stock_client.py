@@ -23,6 +23,8 @@ from cosmati.routing.policy_file import load_policy
 from tests.provenance.authority.people import NEWS, People, name_of
 from tests.provenance.authority.test_policies import TEXT, PolicyPeople
 
+pytestmark = pytest.mark.long
+
 CLIENT = """
 import sys
 from pathlib import Path

@@ -36,6 +36,8 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from tests.provenance.authority.people import NEWS, PII, TAXONOMY, People, name_of
 
+pytestmark = pytest.mark.long
+
 MAPS, PRESS = "licensed/maps", "press/news"
 
 

@@ -26,6 +26,8 @@ from tests.train.families.samples import (
     trainer,
 )
 
+pytestmark = pytest.mark.long
+
 LOADED = [(family, name, "mixed") for family in FAMILIES for name in ("SGD", "AdamW", "Muon")]
 """Rows of all classes out of a loader."""
 ALL = list(itertools.product(FAMILIES, OPTIMIZERS, SIZES)) + LOADED

@@ -29,6 +29,8 @@ from tests.train.families.samples import (
 )
 from tests.train.packs import samples as packs
 
+pytestmark = pytest.mark.long
+
 DENIED = {"doubtful": "lower", "personal": "upper"}
 """The region that denies each of the classes; with `WEIGHTS`."""
 ALL = [(f, o, s) for f, o in itertools.product(FAMILIES, OPTIMIZERS) for s in ("pure", "ragged")]

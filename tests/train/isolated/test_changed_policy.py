@@ -13,6 +13,8 @@ from cosmati.train.trainer import Trainer
 from tests.train.isolated.samples import CASES, policy, promise, source, trainer
 from tests.train.policy_world import Event, Happening, leave
 
+pytestmark = pytest.mark.long
+
 MLP = CASES["MLP, low rank"]
 BEGIN = 5
 """What is left after step 4 acts from step 5 on."""

@@ -21,6 +21,8 @@ from tests.train.isolated.samples import (
     trainer,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(("name", "optimizer"), sampled(CASES, list(OPTIMIZERS)))
 def test_a_class_leaves_nothing_outside_of_its_own(name: str, optimizer: str) -> None:

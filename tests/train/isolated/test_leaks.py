@@ -54,6 +54,8 @@ from tests.train.isolated.samples import (
     trainer,
 )
 
+pytestmark = pytest.mark.long
+
 MLP, CNN = CASES["MLP, low rank"], CASES["CNN with BatchNorm"]
 CLIPPING = {"clipping_type": "norm", "clipping_threshold": 0.01}
 METHODS: dict[str, Callable[[], list[Method]]] = {

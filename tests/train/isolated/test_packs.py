@@ -24,6 +24,8 @@ from cosmati.train.trainer import Trainer
 from tests.train.packs import samples
 from tests.train.packs.samples import VOCABULARY, documents, model, source
 
+pytestmark = pytest.mark.long
+
 CHOSEN = load_policy(
     "version: 1\ntaxonomy: t\n"
     "regions: {trunk: {params: '*', exclude: '*.isolated.*'}, own: {tag: isolated/personal}}\nrules:\n"

@@ -25,6 +25,8 @@ from tests.train.isolated.revoked_world import PAIR, error, shared, tensors, tra
 from tests.train.test_authority_watch import in_force, verify
 from tests.train.vouched_world import World, hide, revoke, rows_by_step
 
+pytestmark = pytest.mark.long
+
 WORKER = revoked_worker.__file__
 REJECT = "{revocation: reject}"
 

@@ -26,6 +26,8 @@ from tests.train.prepared_world import at_others, authority, made_in, others_of
 from tests.train.test_authority_watch import in_force, verify
 from tests.train.vouched_world import Events, World, hide, revoke, rows_by_step
 
+pytestmark = pytest.mark.long
+
 WORKER = revoked_worker.__file__
 REJECT = "{revocation: reject}"
 REVOKED = ("revocation", "reject", 9)

@@ -41,6 +41,8 @@ from tests.train.isolated.samples import (
 )
 from tests.train.isolated.worker import made
 
+pytestmark = pytest.mark.long
+
 WORKER = Path(__file__).with_name("worker.py")
 MLP = CASES["MLP, low rank"]
 NORMLESS = dataclasses.replace(CASES["Conv1d"], build=lambda: cnn(conv=nn.Conv1d, norm=nn.Identity))

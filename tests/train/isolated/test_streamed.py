@@ -68,6 +68,7 @@ def train(corpus: Path, folder: Path | None = None, *, gone: bool = False) -> Tr
     return trainer
 
 
+@pytest.mark.long
 def test_delete_and_ledger(corpus: Path, tmp_path: Path) -> None:
     present, gone = train(corpus, tmp_path / "present"), train(corpus, tmp_path / "gone", gone=True)
     assert present.plan.holds(Promise.ISOLATED, ("letters", "own"))

@@ -15,6 +15,8 @@ from cosmati.core.state import model_tensors, optimizer_tensors, parameter_root
 from tests.processes import launch_ranks
 from tests.train.layouts.worker import DENOMINATORS, NEAR_OUTPUT_ALONE, ROUTES, digest, make, objective
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 KINDS = {
     "whole": ("whole", 1),

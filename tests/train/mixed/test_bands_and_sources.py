@@ -21,6 +21,8 @@ from cosmati.train.step_rows import split_batch
 from tests.ledger.plain_answers import check_answers
 from tests.train.mixed.world import BANDED, CLASS_OF, INPUTS, NUM, STEP, TARGETS, Seen, chosen, fitted, run, weights
 
+pytestmark = pytest.mark.long
+
 # ------------------------------------------------------------------------------------------------------------ bands
 
 

@@ -43,6 +43,8 @@ from tests.train.mixed.world import (
 )
 from tests.train.policy_world import leave
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Tensor, list[StepOutcome]]:

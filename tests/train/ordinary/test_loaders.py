@@ -46,6 +46,8 @@ from tests.train.ordinary.loaders import (
     whole,
 )
 
+pytestmark = pytest.mark.long
+
 
 def _loader(dataset: Dataset[Any] | None = None, **options: Any) -> Callable[[], DataLoader[Any]]:
     return lambda: DataLoader(Rows() if dataset is None else dataset, **{"batch_size": 4} | options)

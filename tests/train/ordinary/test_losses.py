@@ -25,6 +25,8 @@ from cosmati.train.config import RunConfig
 from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
+
 V = [1, 4]
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.processes import launch_ranks
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import json, os, random, sys
 import numpy as np

@@ -14,6 +14,8 @@ from cosmati.train.gradients import StepPasses
 from tests.processes import launch_ranks
 from tests.train.packs.samples import documents, first_step, model, policy, source, trainer
 
+pytestmark = pytest.mark.long
+
 WORKER = Path(__file__).with_name("collectives_worker.py")
 DONE = "done, and promises neither"
 OFFERED = "refused: Model, loss or a hook call collectives"

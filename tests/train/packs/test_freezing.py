@@ -24,6 +24,8 @@ from tests.train.packs.samples import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("frozen", ["embedding.weight", "blocks.0.", "head.weight", ""])

@@ -30,6 +30,8 @@ from tests.train.packs.samples import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 REGIONS = {
     "mlp": "['blocks.0.feed_forward.*']",
     "block": "['blocks.1.*']",

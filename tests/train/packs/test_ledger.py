@@ -38,6 +38,8 @@ from tests.train.packs.samples import (
     trainer,
 )
 
+pytestmark = pytest.mark.long
+
 STEPS = 3
 REJECTING = {name: row for name, row in WEIGHTS.items() if name != "personal"}
 

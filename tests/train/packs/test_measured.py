@@ -52,6 +52,8 @@ from tests.train.packs.samples import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 NAMES = ("open", "open", "doubtful", "personal", "open")
 KINDS = (
     SourceKind(1, (("trust", "high"),)),

@@ -23,6 +23,8 @@ from tests.train.packs.samples import model, trainer
 from tests.train.packs.test_measured import KINDS, NAMES, POLICY, graded, source
 from tests.train.policy_world import Happening, leave
 
+pytestmark = pytest.mark.long
+
 
 def changed(folder: Path, begun: PolicyFile, left: PolicyFile, data: PackedSource | None = None) -> Any:
     seen = Happening({4: leave(left)})

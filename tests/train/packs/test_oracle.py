@@ -30,6 +30,8 @@ from tests.train.packs.samples import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 MODELS: dict[str, dict[str, Any]] = {
     "rotary": {},
     "learnt positions, RMS norm": {"rotary": False, "normalisation": "rms"},

@@ -54,6 +54,8 @@ from tests.train.packs.samples import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:

@@ -33,6 +33,8 @@ from tests.train.packs.samples import (
 from tests.train.packs.test_split import Body, Flattened, Recurrent, build, exact, mixture
 from tests.train.packs.test_swap import Unmasked
 
+pytestmark = pytest.mark.long
+
 MASKING = SelectiveGradientMasking(forget="forget")
 WEIGHTS = {
     "open": {"rest": 1.0, "forget": 0.0},

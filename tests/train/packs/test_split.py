@@ -36,6 +36,8 @@ from tests.train.packs.samples import (
     values,
 )
 
+pytestmark = pytest.mark.long
+
 NARROW = {"vocabulary_size": VOCABULARY, "width": 8, "num_blocks": 2, "num_heads": 2}
 
 

@@ -32,6 +32,8 @@ from tests.train.packs.samples import (
     trainer,
 )
 
+pytestmark = pytest.mark.long
+
 OPTIMIZERS: dict[str, Any] = {
     "SGD": [SGD(lr=0.1, momentum=0.9, weight_decay=0.01)],
     "AdamW": [AdamW(lr=0.01, weight_decay=0.1)],

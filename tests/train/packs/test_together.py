@@ -20,6 +20,8 @@ from cosmati.routing.selective_masking import SelectiveGradientMasking
 from tests.train.packs.samples import CLASSES, documents, exact, first_step, model, source, trainer, values
 from tests.train.packs.test_swap import Unmasked
 
+pytestmark = pytest.mark.long
+
 REGIONS = ("forget", "lower", "upper", "own")
 WEIGHTS = {
     "open": dict(zip(REGIONS, (0.0, 1.0, 1.0, 0.0), strict=True)),

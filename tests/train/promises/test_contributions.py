@@ -154,6 +154,7 @@ def _half(scale: float) -> LossFunction:
     return loss
 
 
+@pytest.mark.long
 def test_each_sub_steps_weight_counts_where_it_taught(tmp_path: Path) -> None:
     turns = [SubStep("low", _half(1.0), "0.*"), SubStep("high", _half(0.25), "2.*")]
     seen = _run(tmp_path, [], turns, [SGD(lr=0.1, parameters="0.*"), SGD(lr=0.1, parameters="2.*")])

@@ -30,6 +30,8 @@ from cosmati.train.trainer import Trainer
 from cosmati.train.values import content_of, read
 from tests.train.promises.swapped import NUM_STEPS, Case, leaked, promised, trained
 
+pytestmark = pytest.mark.long
+
 Get = Callable[[Any], float]
 Put = Callable[[Any, float], object]
 

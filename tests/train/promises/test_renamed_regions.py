@@ -15,6 +15,8 @@ from cosmati.core.plan import Promise
 from cosmati.optim import SGD
 from cosmati.train.continuity import Continuity
 
+pytestmark = pytest.mark.long
+
 GENERATOR = torch.Generator().manual_seed(3)
 ROWS = torch.randn(64, 4, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
 CLASS_IDS = (torch.arange(64) % 4 == 0).long()

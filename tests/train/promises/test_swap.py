@@ -13,6 +13,8 @@ from cosmati.methods import EMA, SAM, SWA, GradientClipping, LayerFreezing
 from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Lion, Muon, NorMuon, Optimizer, ScheduleFreeAdamW, Sophia
 from tests.train.promises.swapped import MODELS, NUM_STEPS, leaked, promised, trained
 
+pytestmark = pytest.mark.long
+
 OPTIMIZERS: dict[str, Callable[[], Sequence[Optimizer]]] = {
     "SGD": lambda: [SGD(lr=0.1, momentum=0.9, weight_decay=0.01)],
     "SGDW": lambda: [SGDW(lr=0.1, momentum=0.9, weight_decay=0.01)],

@@ -9,6 +9,8 @@ import pytest
 
 from tests.train.sharding.test_full import QUICK, launch, plain
 
+pytestmark = pytest.mark.long
+
 __all__ = ["plain"]
 
 WAYS = {

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from cosmati.errors import PlanError
 from cosmati.train.layout.lockstep import Lockstep
 
+pytestmark = pytest.mark.long
+
 ASKING = -1
 KINDS = "ab"
 NUMBERS = st.integers(0, 3)

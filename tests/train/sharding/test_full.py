@@ -13,6 +13,8 @@ import pytest
 from tests.processes import launch_ranks
 from tests.train.sharding.full_worker import CASES, COMPILED
 
+pytestmark = pytest.mark.long
+
 QUICK = ("everything", "muon", "tied rounded", "shared")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from cosmati.train.layout.shard_groups import split
@@ -34,6 +35,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_consecutive_ranks_hold_a_copy_and_each_has_a_like_one_in_the_others(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     for rank, said in enumerate(launch_ranks([tmp_path / "script.py"], 4)):

@@ -9,6 +9,8 @@ import pytest
 
 from tests.processes import launch_ranks
 
+pytestmark = pytest.mark.long
+
 
 def launched(case: str, world: int) -> list[Any]:
     return [json.loads(said) for said in launch_ranks(["-m", "tests.train.sharding.lockstep_worker", case], world)]

@@ -20,6 +20,8 @@ from cosmati.train.parts_compared import refuse_unlike_parts
 from tests.processes import launch_ranks
 from tests.train.sharding.mistaken_worker import ROWS, SHARDS, TOKENS, Own, planned, said_of
 
+pytestmark = pytest.mark.long
+
 NAMED = {
     "no copies": "the gradient of embedding.weight",
     "no total": "the loss",

@@ -9,6 +9,8 @@ import pytest
 from tests.processes import launch_ranks
 from tests.train.sharding import own_passes_worker
 
+pytestmark = pytest.mark.long
+
 REFUSED = {
     "full, reentrant": "A function of the model runs a backward pass within its own",
     "full, reversible": "A function of the model runs a backward pass within its own",

@@ -16,6 +16,8 @@ from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding import parts_worker
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 
 

@@ -15,6 +15,8 @@ from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding import worker
 from tests.train.sharding.worker import CASES, STEPS
 
+pytestmark = pytest.mark.long
+
 QUICK = ("adamw fused", "muon", "routed")
 
 

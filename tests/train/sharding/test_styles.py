@@ -12,6 +12,8 @@ import pytest
 from tests.processes import begin_ranks, launch_ranks
 from tests.train.sharding.styles_worker import CASES
 
+pytestmark = pytest.mark.long
+
 WORKER = "tests.train.sharding.styles_worker"
 QUICK = ("plain", "routed")
 

@@ -16,6 +16,8 @@ from tests.processes import begin_ranks, launch_ranks
 from tests.train.replay_world import replayed
 from tests.train.sharding.virtual_worker import CASES, STEPS, make_trainer
 
+pytestmark = pytest.mark.long
+
 QUICK = ("everything", "routed")
 
 

@@ -17,6 +17,8 @@ from tests.train.packs import samples as packs
 from tests.train.policy_world import Happening, leave
 from tests.train.strategies.samples import CLASSES, REGIONS, Net, policy, source, trainer
 
+pytestmark = pytest.mark.long
+
 ONES = {name: dict.fromkeys(REGIONS, 1.0) for name in CLASSES}
 LOWER = ONES | {"gone": dict.fromkeys(REGIONS, 0.5)}
 HEADLESS = ONES | {"gone": {"stem": 1.0, "side": 1.0, "forget": 0.0, "head": 0.0}}

@@ -21,6 +21,8 @@ from cosmati.optim import AdamW
 from cosmati.train.config import RunConfig
 from tests.train.strategies.samples import CLASSES, REGIONS, Array, Net, by_hand, microbatches, region_of, trainer
 
+pytestmark = pytest.mark.long
+
 LAYERS = ("stem.", "side.up.", "side.down.", "head.", "extra.up.", "extra.down.")
 STEPS, RATE, DECAY, SMOOTHING = 5, 0.05, 0.1, 0.5
 

@@ -16,6 +16,8 @@ from tests.methods.cases import StopAt, everything, same
 from tests.train.strategies.samples import Net, microbatches, trainer
 from tests.train.strategies.whole_runs import BOTH, KINDS, whole_run
 
+pytestmark = pytest.mark.long
+
 each = pytest.mark.parametrize("method", BOTH, ids=lambda method: type(method).__name__)
 
 

@@ -20,6 +20,8 @@ from tests.train.tags import content
 from tests.train.tags.content import NUM_ROWS, class_of
 from tests.train.tags.pipelines import PIPELINES, Pipeline, number_of, pipelines, trained, written
 
+pytestmark = pytest.mark.long
+
 BLANKS = {"CropAndFlip", "CutOut"}
 """Methods that may leave nothing of a parent's pixels."""
 
