@@ -42,6 +42,16 @@ def test_changes_come_in_the_order_of_names_and_a_missing_one_is_as_none() -> No
     assert changes(was, now) == [Change("b", None, 2), Change("c", 1, 3), Change("d", 4, None)]
 
 
+def test_a_value_that_is_no_number_is_the_same_as_before() -> None:
+    was = identify(data={"fill": float("nan"), "scales": [1.0, float("nan")], "by": {"x": float("nan")}})
+    now = identify(data={"fill": float("nan"), "scales": [1.0, float("nan")], "by": {"x": float("nan")}})
+    assert changes(was, now) == []
+    assert [change.name for change in changes(was, {**now, "data.fill": 1.0, "data.scales.0": float("nan")})] == [
+        "data.fill",
+        "data.scales.0",
+    ]
+
+
 def test_schedules_are_told_by_the_number_of_their_optimizer() -> None:
     recipe = {
         "optimizers.0.schedule": "Cosine()",

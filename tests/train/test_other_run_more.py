@@ -295,6 +295,19 @@ def noted(model: nn.Module, data: Any) -> Tensor:
     return loss(model, data) * endless.weigh() * args.alpha * SETTINGS["alpha"]
 
 
+@dataclass(frozen=True)
+class Filled(InMemory):
+    """A source that says what stands for a value that is missing."""
+
+    fill: float = float("nan")
+    fills: tuple[float, ...] = (0.0, float("nan"))
+
+
+def test_a_run_goes_on_over_a_source_that_holds_a_nan(tmp_path: Path) -> None:
+    first: dict[str, Any] = {"data": lambda: Filled((ROWS, LABELS), 8)}
+    is_refused(tmp_path, "data: fill 0.0, was nan", first, {"data": lambda: Filled((ROWS, LABELS), 8, fill=0.0)})
+
+
 def test_what_decides_nothing_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "run", stop_at=3, loss=noted)
     assert history

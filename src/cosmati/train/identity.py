@@ -30,7 +30,7 @@ from cosmati.errors import ChangedRunError, CheckpointError
 from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of
-from cosmati.train.script_names import by_file
+from cosmati.train.script_names import by_file, is_same
 from cosmati.train.user_code import HOOKS, functions_within, names_said, names_written
 
 Identity = Mapping[str, Any]
@@ -91,7 +91,7 @@ def changes(was: Identity, now: Identity) -> list[Change]:
     return [
         Change(name, was.get(name), now.get(name))
         for name in sorted({**then, **today})
-        if then.get(name) != today.get(name)
+        if not is_same(then.get(name), today.get(name))
     ]
 
 

@@ -44,6 +44,11 @@ def by_file(was: _Facts, now: _Facts) -> tuple[dict[str, Any], dict[str, Any]]:
     return min(((then, today), (mine, other)), key=lambda pair: _num_differences(*pair))
 
 
+def is_same(was: object, now: object) -> bool:
+    """Say whether a fact is what it was: NaN too, which equals nothing."""
+    return was == now or (was != was and now != now)  # noqa: PLR0124
+
+
 def _file_of(module: str) -> str:
     """Return the dotted name of a script's or a recipe's file; empty where it's neither, or a session's."""
     found = sys.modules.get(module)
@@ -100,4 +105,4 @@ def _may_be(name: str, file: str) -> bool:
 
 
 def _num_differences(was: _Facts, now: _Facts) -> int:
-    return sum(was.get(name) != now.get(name) for name in {**was, **now})
+    return sum(not is_same(was.get(name), now.get(name)) for name in {**was, **now})
