@@ -83,6 +83,18 @@ def test_what_an_optimizer_of_ones_own_keeps_beside_its_state_is_in_no_checkpoin
     assert broken(watch)[1] == {"Own.new, Own.taken isn't in a checkpoint: of an optimizer it holds groups and state"}
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_of_two_optimizers_of_one_class_each_is_watched(index: int) -> None:
+    own = [Own([Parameter(torch.ones(2))]) for _ in range(2)]
+    watch = OptimizerWatch([scheduled(one) for one in own])
+    assert broken(watch) == (set(), set())
+    own[index].taken += 1
+    told = {"Own.taken isn't in a checkpoint: of an optimizer it holds groups and state"}
+    assert broken(watch) == (OF_RESUMES, told)
+    own[1 - index].taken += 1
+    assert broken(watch)[1] == told, "once"
+
+
 def test_state_that_is_sparse_is_refused_by_name() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

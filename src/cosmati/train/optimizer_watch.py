@@ -82,7 +82,7 @@ class OptimizerWatch:
     def _lost(self) -> str:
         """Say what moves in optimizers beside their groups and state."""
         now = _beside_state(self._scheduled)
-        moved = sorted(name for name in now if name not in self._before or now[name] != self._before[name])
+        moved = sorted({key[1] for key in now if key not in self._before or now[key] != self._before[key]})
         return f"{', '.join(moved)} isn't in a checkpoint: of an optimizer it holds groups and state" if moved else ""
 
 
@@ -95,16 +95,19 @@ def _is_users(optimizer: torch.optim.Optimizer) -> bool:
     return not type(optimizer).__module__.startswith(("torch.optim", "cosmati."))
 
 
-def _beside_state(scheduled: Sequence[ScheduledOptimizer]) -> dict[str, object]:
-    """Return what optimizers of the user's own keep beside groups and state, and beside parameters that they move."""
-    found: dict[str, object] = {}
+def _beside_state(scheduled: Sequence[ScheduledOptimizer]) -> dict[tuple[int, str], object]:
+    """Return what optimizers of the user's own keep beside groups and state, and beside parameters that they move.
+
+    By the optimizer's index, since several may be of one class, and the attribute's name in words.
+    """
+    found: dict[tuple[int, str], object] = {}
     optimizers = [own.optimizer for own in scheduled]
     moved = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
-    for optimizer in optimizers:
+    for index, optimizer in enumerate(optimizers):
         if _is_users(optimizer):
             name = type(optimizer).__name__
             found |= {
-                f"{name}.{key}": content_of(value, moved)
+                (index, f"{name}.{key}"): content_of(value, moved)
                 for key, value in vars(optimizer).items()
                 if not (key in _of_every_optimizer() or id(value) in moved)
             }
