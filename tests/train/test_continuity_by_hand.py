@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -268,6 +269,29 @@ def test_what_could_not_be_computed_is_not_compared(losses: Any) -> None:
     same.see(ROWS)
 
 
+def test_beside_a_loss_that_could_not_be_computed_another_one_is_compared() -> None:
+    def told(*losses: Any) -> Any:
+        one = begun(Made(losses=losses))
+        one.see(ROWS)
+        return facts_of(one)["probe"]
+
+    was, now = Scaled(), Scaled(2.0)
+    (alone,) = told(was)["losses"]
+    kept = checkpoint(probe=told(nothing, was, was))
+    assert kept.facts["probe"]["losses"] == [None, alone, alone]
+    for losses in [(nothing, was, was), (was, was, was), (now, nothing, was), (was, was, nothing)]:
+        same = begun(Made(losses=losses))
+        same.resume(kept, PLAN)
+        same.see(ROWS)
+    other = begun(Made(losses=(nothing, was, now)))
+    other.resume(kept, PLAN)
+    value = float.fromhex(alone)
+    with pytest.raises(
+        ChangedRunError, match=re.escape(f"the loss {value!r}, {2 * value!r}, and had {value!r}, {value!r}")
+    ):
+        other.see(ROWS)
+
+
 def test_code_is_compared_where_a_checkpoint_may() -> None:
     one = begun()
     one.see(ROWS)
@@ -339,6 +363,15 @@ def test_ranks_that_compute_unlike_losses_are_refused() -> None:
     )
 
 
+def test_ranks_are_compared_by_the_losses_that_all_could_compute() -> None:
+    of_ranks({"losses": [None, "0x1p+3"]}, {"losses": ["0x1p+1", "0x1p+3"]}, losses=(Scaled(), nothing)).see(ROWS)
+    one = begun()
+    one.see(ROWS)
+    (own,) = facts_of(one)["probe"]["losses"]
+    with pytest.raises(PlanError, match=r"on rank 0, and 8\.0 on rank 2"):
+        of_ranks({"losses": [None, own]}, {"losses": ["0x1p+1", "0x1p+3"]}, losses=(nothing, Scaled())).see(ROWS)
+
+
 @pytest.mark.parametrize("other", [{"meets": True}, {"around": []}, {"losses": None}, {"losses": [None]}])
 def test_ranks_are_not_compared_where_something_is_known_in_which_they_differ(other: dict[str, Any]) -> None:
     of_ranks({"losses": ["0x1p+3"], **other}).see(ROWS)
@@ -387,7 +420,7 @@ def test_ranks_that_have_drawn_numbers_for_themselves_may_differ() -> None:
     begun(Made(ranks=Drawn({"losses": ["0x1p+3"]}))).see(ROWS)
 
 
-@pytest.mark.parametrize(("value", "said"), [(None, "None"), ("nan", "nan"), ("-inf", "-inf"), ("0x1p-1", "0.5")])
-def test_losses_are_told_in_decimals(value: str | None, said: str) -> None:
+@pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("-inf", "-inf"), ("0x1p-1", "0.5")])
+def test_losses_are_told_in_decimals(value: str, said: str) -> None:
     assert _decimal(value) == said
     assert _decimal("inf") == "inf"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -216,8 +216,9 @@ class Continuity:
         if expected is None:
             return
         found = self._losses()
-        if found is not None and None not in (*expected, *found) and found != expected:
-            was, now = (", ".join(_decimal(value) for value in values) for values in (expected, found))
+        both = _comparable([expected, found])
+        if len({*both}) > 1:
+            was, now = (", ".join(map(_decimal, values)) for values in both)
             msg = (
                 f"{self._where} is of another run: from the same weights, a fixed microbatch has the loss {now}, and "
                 f"had {was}. The code of the model or of the loss has changed, or what it reads. Resume with the code "
@@ -241,9 +242,9 @@ class Continuity:
             {name: value for name, value in self._identity.items() if name.startswith("model.contents.")},
         ]
         told = ranks.told_by_all({"around": around, "meets": ranks.has_met, "losses": self._losses()})
-        losses = [one["losses"] for one in told]
-        if any(one["meets"] or one["around"] != told[0]["around"] or None in (one["losses"] or [None]) for one in told):
-            return  # Promises are withdrawn for what they differ in, or there's nothing to compare.
+        if any(one["meets"] or one["around"] != told[0]["around"] for one in told):
+            return  # Promises are withdrawn for what they differ in.
+        losses = _comparable([one["losses"] for one in told])
         rank = next((rank for rank, one in enumerate(losses) if one != losses[0]), None)
         if rank is not None and not self._holds_unlike_numbers():
             first, other = (", ".join(map(_decimal, one)) for one in (losses[0], losses[rank]))
@@ -268,5 +269,12 @@ class Continuity:
             return self._probe.losses(a.model, [turn.loss for turn in a.turns], a.generators, a.device)
 
 
-def _decimal(value: str | None) -> str:
-    return str(value) if value is None or value in ("nan", "inf", "-inf") else f"{float.fromhex(value)!r}"
+def _comparable(losses: Sequence[Sequence[str | None] | None]) -> list[tuple[str, ...]]:
+    """Return of each one's losses those that could be computed everywhere, in their order."""
+    columns = zip(*(one or () for one in losses), strict=False)  # where there are none, nothing is compared
+    kept = [column for column in columns if None not in column]
+    return [*zip(*kept, strict=True)] or [() for _ in losses]
+
+
+def _decimal(value: str) -> str:
+    return value if value in ("nan", "inf", "-inf") else f"{float.fromhex(value)!r}"
