@@ -2,13 +2,14 @@
 
 What a loss puts into a batch's lists and dictionaries reaches nobody: these are its own. The tensors in them aren't. A
 tensor has a count of its changes, and reading it costs nothing. An array has none: one of up to 64 KiB is kept whole,
-and of a larger one 4,096 sums of its bits, which takes 0.1 ms a megabyte. What is written past the count, through
-`.data` or an array that shares the memory, isn't seen.
+and of a larger one 4,096 sums of its words, each weighted by its place so that their order counts, which takes 0.3 ms a
+megabyte. What is written past the count, through `.data` or an array that shares the memory, isn't seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -204,6 +205,9 @@ def state_of(part: object) -> object:
     held = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     if held.nbytes <= _MAX_KEPT:
         return held.tobytes()
-    whole = held.nbytes - held.nbytes % (8 * _NUM_SUMS)
-    sums = held[:whole].view(np.uint64).reshape(_NUM_SUMS, -1).sum(1)
+    whole = held.nbytes - held.nbytes % (4 * _NUM_SUMS)
+    words = held[:whole].view(np.uint32).reshape(_NUM_SUMS, -1)
+    # An odd factor keeps each bit of a word. Weights in a series would miss some exchanges: a, b, b, a for b, a, a, b.
+    weights = np.frombuffer(hashlib.shake_128().digest(8 * words.shape[1]), np.uint64) | np.uint64(1)
+    sums = np.einsum("ij,j->i", words, weights, dtype=np.uint64)
     return sums.tobytes() + held[whole:].tobytes()
