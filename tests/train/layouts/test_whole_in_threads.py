@@ -254,6 +254,24 @@ def test_a_sparse_gradient_is_refused() -> None:
             slot.backward(model(torch.tensor([1, 2])).sum())
 
 
+@pytest.mark.parametrize("since", [0, V - 1])
+@pytest.mark.parametrize("frozen", [(3,), (0, 1, 2, 3)])
+def test_what_the_forward_pass_freezes_is_named_where_all_learn(since: int, frozen: tuple[int, ...]) -> None:
+    layout = Whole(model_of(), REGIONS, Ranks(), V)
+    reached: list[int] = []
+
+    def freezes(model: Any, microbatch: int) -> Tensor:
+        reached.append(microbatch)
+        for index in frozen:
+            layout.tensors[index].requires_grad_(requires_grad=microbatch < since)
+        return squares(model, microbatch)
+
+    told = rf"^{NAMES[frozen[0]]} trained, and doesn't now: a loss has frozen it, or the forward pass"
+    with pytest.raises(PlanError, match=told), layout.step(ONES, ALL, measure=False) as step:
+        sweep(step, layout, ONES, freezes)
+    assert reached == [*range(since + 1)]
+
+
 def test_what_a_loss_has_frozen_is_named() -> None:
     layout = Whole(model_of(), REGIONS, Ranks(), V)
 

@@ -115,6 +115,20 @@ class Freezing(Net):
         return super().forward(rows)
 
 
+class FrozenWithin(nn.Linear):
+    """Freezes its own bias when it runs, after what gathers its weights."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.bias.requires_grad_(False)
+        return super().forward(rows)
+
+
+class FreezingWithin(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0] = nn.Sequential(FrozenWithin(6, 6), nn.Tanh())
+
+
 class Emptied(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -202,6 +216,9 @@ def main() -> None:
         "full, a moving teacher": case(Taught, "full"),
         "full, a view": case(Viewed, "full"),
         "full, freezing": case(Freezing, "full"),
+        "full, freezing within": case(FreezingWithin, "full"),
+        "optimizer, freezing within": case(FreezingWithin, "optimizer"),
+        "replicated, freezing within": case(FreezingWithin, "replicated"),
         "full, a container": case(lambda: Apart({"net": Net()}), "full"),
         "full, a penalty": case(Net, "full", penalized),
         "full, replaced": case(Net, "full", between=replaced),

@@ -285,6 +285,27 @@ def test_what_the_forward_pass_has_frozen_is_named() -> None:
         )
 
 
+class Freezes(nn.Linear):
+    """Freezes its own bias, after its weights have been gathered."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.bias.requires_grad_(requires_grad=False)
+        return super().forward(given)
+
+
+class FreezesItself(Blocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0] = Freezes(self.blocks[0].in_features, self.blocks[0].out_features)  # type: ignore[arg-type]
+
+
+def test_what_a_block_freezes_in_its_own_forward_pass_is_named() -> None:
+    for told in refused(FreezesItself):
+        assert told.startswith(
+            "blocks.0.bias trained, and the forward pass has frozen it. Freeze it before the Trainer"
+        )
+
+
 class Reads(nn.Linear):
     """Reads what it's given several times."""
 

@@ -11,6 +11,7 @@ from tests.train.sharding import own_passes_worker
 
 pytestmark = pytest.mark.long
 
+FROZEN = "trained, and doesn't now: a loss has frozen it, or the forward pass, and what teaches it leaves it so"
 REFUSED = {
     "full, reentrant": "A function of the model runs a backward pass within its own",
     "full, reversible": "A function of the model runs a backward pass within its own",
@@ -18,6 +19,9 @@ REFUSED = {
     "full, a moving teacher": "The forward pass changes teacher.0.weight",
     "full, a view": "view is a view of head.weight, whose memory sharding='full' cuts",
     "full, freezing": "blocks.0.0.weight trained, and the forward pass has frozen it",
+    "full, freezing within": "blocks.0.0.bias trained, and the forward pass has frozen it",
+    "optimizer, freezing within": f"blocks.0.0.bias {FROZEN}",
+    "replicated, freezing within": f"blocks.0.0.bias {FROZEN}",
     "full, a penalty": "The loss differentiates through the model by itself",
     "full, replaced": "The model isn't what was planned: head.bias is another tensor",
 }
@@ -25,7 +29,10 @@ ALONE_TOO = {
     "full, a container": "The model is a Apart, which has no forward of its own",
     "full, a view": REFUSED["full, a view"],
     "full, replaced": REFUSED["full, replaced"],
-    "full, freezing": "The model isn't what was planned: blocks.0.0.bias trained, and doesn't now",
+    "full, freezing": f"blocks.0.0.weight {FROZEN}",
+    "full, freezing within": f"blocks.0.0.bias {FROZEN}",
+    "optimizer, freezing within": f"blocks.0.0.bias {FROZEN}",
+    "replicated, freezing within": f"blocks.0.0.bias {FROZEN}",
 }
 
 

@@ -78,11 +78,7 @@ class Arrivals:
         for name in group.trained:
             parameter = self._layout.model_parameter(name)
             if not parameter.requires_grad:
-                msg = (
-                    f"{name} trained, and the forward pass has frozen it. Freeze it before the Trainer is made, or "
-                    "with LayerFreezing."
-                )
-                raise PlanError(msg)
+                raise _frozen(name)
             if self.gathered.get(name) is not parameter:
                 assert not isinstance(parameter, DTensor), "gathered"
                 self.gathered[name] = parameter
@@ -156,6 +152,13 @@ class Arrivals:
             )
             raise PlanError(msg)
         self.slot.fill(group)
+
+
+def _frozen(name: str) -> PlanError:
+    return PlanError(
+        f"{name} trained, and the forward pass has frozen it. Freeze it before the Trainer is made, or with "
+        "LayerFreezing."
+    )
 
 
 def _content(parameter: nn.Parameter) -> bytes:
@@ -296,11 +299,19 @@ class ShardedSlot:
                 self.sketches = self._regional_sketches()
 
     def backward(self, objective: Tensor, *, is_final: bool = True) -> None:
-        """Differentiate the objective for what any microbatch of the slot may teach."""
+        """Differentiate the objective for what any microbatch of the slot may teach.
+
+        Raises:
+            PlanError: a block or the loss has frozen some of it in mid-pass.
+        """
         gathered = self._layout.arrivals.gathered
         parameters, groups = self._layout.parameters, [g for g in self._layout.groups if g.number in self.run]
         names = {name for group in groups for name in group.trained}
-        tensors = [gathered[parameters[i].name] for i in sorted(self._union) if parameters[i].name in names]
+        asked = [name for i in sorted(self._union) if (name := parameters[i].name) in names]
+        tensors = [gathered[name] for name in asked]
+        for name, tensor in zip(asked, tensors, strict=True):
+            if not tensor.requires_grad:
+                raise _frozen(name)
         if not tensors or not objective.requires_grad:
             return
         self._layout.arrivals.look(objective)

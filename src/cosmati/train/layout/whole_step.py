@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cosmati.train.layout.whole import Whole
 
 _GRADIENT = attrgetter("grad")
+_TRAINS = attrgetter("requires_grad")
 _AFTER_GRADIENT = attrgetter("_post_accumulate_grad_hooks")
 _FAR_BELOW_INFINITY = 1e30
 
@@ -123,12 +124,12 @@ class WholeStep:
         )
 
     def frozen(self, indices: Iterable[int]) -> PlanError:
-        """Return the refusal of a loss that leaves frozen what it's to teach."""
+        """Return the refusal of a loss, or a forward pass, that leaves frozen what it's to teach."""
         parameters = [self.layout.parameters[index] for index in sorted(indices)]
         name = next(one.name for one in parameters if not one.tensor.requires_grad)
         return PlanError(
-            f"{name} trained, and doesn't now: a loss has frozen it, and the one that teaches it leaves it so. Thaw it "
-            "there, or freeze with LayerFreezing."
+            f"{name} trained, and doesn't now: a loss has frozen it, or the forward pass, and what teaches it leaves "
+            "it so. Thaw it there, or freeze with LayerFreezing."
         )
 
     def begin(self, slot: WholeSlot, indices: frozenset[int], *, is_final: bool) -> None:
@@ -217,9 +218,14 @@ class WholeSlot:
         Autograd prunes what isn't asked for: a denied weight gradient isn't computed, and the pass stops where nothing
         nearer the input learns. A function that runs a pass within would be pruned with all that its pass reaches: then
         everything is computed, and what is denied isn't kept.
+
+        Raises:
+            PlanError: what may learn has been frozen since: autograd would leave it out without a word.
         """
         tensors, indices, attenuation = self._admission
         layout = self._step.layout
+        if not all(map(_TRAINS, tensors)):
+            raise self._step.frozen(indices)
         if not tensors or not objective.requires_grad:
             return
         self._step.lend()
@@ -231,10 +237,6 @@ class WholeSlot:
         try:
             with self._denied_aside() if layout.nests and not asks_for_all else nullcontext():
                 run_backward(objective, () if asks_for_all or layout.nests else tensors)
-        except RuntimeError as error:
-            if all(layout.tensors[index].requires_grad for index in indices):
-                raise
-            raise self._step.frozen(indices) from error
         finally:
             self._step.in_backward = None
         self._step.reached |= indices
