@@ -75,6 +75,9 @@ def refusal(text: str) -> str:
         ("true: 3", "line 1: key True isn't a string; quote it"),
         ("null: 3", "line 1: key None isn't a string; quote it"),
         ("? []\n: 3", "line 1: key [] isn't a string; quote it"),
+        ("? [a]\n: 3", "line 1: key ['a'] isn't a string; quote it"),
+        ("b: 1\n? {a: [1, {c: 2}]}\n: 3", "line 2: key {'a': [1, {'c': 2}]} isn't a string; quote it"),
+        ("? {a: 1, a: 2}\n: 3", "line 1: key 'a' is given twice"),
         ("<<: {a: 1}\n<<: {a: 2}", "line 2: key '<<' is given twice"),
     ],
 )

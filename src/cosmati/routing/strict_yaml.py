@@ -91,7 +91,7 @@ class _StrictLoader(yaml.SafeLoader):
         """Refuse keys that aren't strings or come twice, then build the mapping."""
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node)
+            key = self.construct_object(key_node, deep=True)  # else a list is still empty
             if not isinstance(key, str):
                 raise _refused(f"key {key!r} isn't a string; quote it", key_node.start_mark)
             if key in seen:
