@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -46,7 +47,8 @@ class Probe:
         """Take the form of the run's first microbatch, or after a resume that of any: its shapes are known then."""
         if self._data is not None or not _is_all_tensors(data):
             return
-        try:
+        # There's none of a kind that can't be drawn.
+        with suppress(AttributeError, StopIteration, RuntimeError, TypeError, ValueError, OverflowError):
             if self._specs is None:
                 found: list[TensorSpec] = []
 
@@ -59,8 +61,6 @@ class Probe:
             generator = torch.Generator().manual_seed(_SEED)
             specs = iter(self._specs)
             self._data = _by_name(lambda tensor: _draw(next(specs), generator).to(tensor.device), data)
-        except (AttributeError, StopIteration, RuntimeError, TypeError, ValueError, OverflowError):
-            self._data = None  # Of a kind that can't be drawn.
 
     def losses(
         self,

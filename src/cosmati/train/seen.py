@@ -61,7 +61,7 @@ class LastGiven:
 
     def forget(self) -> None:
         """Begin a pass anew: no batch of it was given yet."""
-        self._digest, self._batch, self._is_hashed = None, None, True
+        self._digest, self._batch = None, None
 
     def digest(self) -> str | None:
         """Return its digest; None where it isn't known, or somebody has changed it."""

@@ -171,8 +171,8 @@ def functions_within(value: object) -> list[types.FunctionType]:
         value = value.func
     if isinstance(value, types.FunctionType):
         return [value]
-    held = [value.__self__ if isinstance(value, types.MethodType) else value]
-    held += list(held[0].modules()) if isinstance(held[0], nn.Module) else []
+    owner = value.__self__ if isinstance(value, types.MethodType) else value
+    held = list(owner.modules()) if isinstance(owner, nn.Module) else [owner]
     kinds = {one if isinstance(one, type) else type(one) for one in held}
     functions = [function for kind in sorted(kinds, key=repr) for function in methods_of(kind)]
     return functions + hooks_of(held)

@@ -20,7 +20,7 @@ def blocks_in(model: nn.Module) -> list[nn.Module]:
     blocks = [child for holder in holders for child in holder.children() if _is_block(child)]
     within = {id(module) for block in blocks for module in block.modules() if module is not block}
     within |= {id(one) for holder in holders for one, times in Counter(holder._modules.values()).items() if times > 1}  # noqa: SLF001  (`children` gives each once)
-    chosen = [block for block in dict.fromkeys(blocks) if id(block) not in within and block is not model]
+    chosen = [block for block in dict.fromkeys(blocks) if id(block) not in within]
     holding = _holding(model, {id(block) for block in chosen})
     return [block for block in chosen if all(holding[id(p)] == {id(block)} for p in block.parameters())]
 

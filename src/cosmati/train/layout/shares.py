@@ -151,7 +151,7 @@ def _runs(one: SharedTensor, writers: Sequence[int]) -> Iterator[ElementRun]:
 
 
 def _moves(run: ElementRun, held: Sequence[Held]) -> Iterator[Move]:
-    own = next((one for one in held if one.rank == run.writer), Held(run.writer, run.stop, run.stop))
+    own = next(one for one in held if one.rank == run.writer)
     at = run.start
     while at < run.stop:
         if own.start <= at < own.stop:
@@ -237,7 +237,7 @@ class Shares:
         """Return the Merkle root of each whole tensor, by key; no rank holds more than its share, run by run."""
         plan = self.plan(spans)
         own = b"".join(one for part in self.parts(plan, spans) for one in chunk_hashes(part.content))
-        most = self._ranks.world and max(num_hashes(plan, rank) for rank in range(self._ranks.world))
+        most = max(num_hashes(plan, rank) for rank in range(self._ranks.world))
         table = torch.zeros(1, max(most, 1) * _HASH_BYTES, dtype=torch.uint8)
         table[0, : len(own)] = torch.frombuffer(bytearray(own or b"\0"), dtype=torch.uint8)[: len(own)]
         everyone = self._ranks.gather_by_rank(table.to(exchange_device())).cpu()

@@ -107,7 +107,6 @@ class Copies:
             raise error
 
     def _copy(self, checkpoint: Path, has_it: bool) -> None:
-        self._error = None
         try:
             self._refuse_taken()
             if not has_it:
