@@ -23,8 +23,9 @@ from cosmati.train.outcome import StepOutcome
 def flops_per_row(model: nn.Module, loss: LossFunction, data: Data) -> float:
     """Return the floating-point operations of a row's forward and backward pass, counted on a copy of the model.
 
-    The batch is copied, too, and a loss with parameters. PyTorch counts products of matrices, convolutions and
-    attention; a multiplication with its addition is two.
+    The batch is copied, too, and a loss with parameters, or the whole object of which the loss is a method: give a
+    function that calls the method where that's too much, or can't be copied. PyTorch counts products of matrices,
+    convolutions and attention; a multiplication with its addition is two.
 
     Args:
         model: as it trains.
