@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from cosmati.errors import PlanError
 from cosmati.optim import SGD, SGDW, AdamW, Lion, Sophia
+from cosmati.optim.adamw import BoundedAdamW
 from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
@@ -115,6 +116,30 @@ def test_a_loaded_state_goes_on_with_the_same_bits(name: str, dtype: torch.dtype
             assert {k: v.dtype for k, v in resumed.state[own].items()} == {
                 k: v.dtype for k, v in optimizer.state[other].items()
             }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*MAKERS, "cautious AdamW", "AdamW on spheres"])
+def test_a_gradient_of_zero_moves_nothing_in_any_type(name: str, dtype: torch.dtype) -> None:
+    """float16 rounds an epsilon of 1e-8 to 0."""
+    more: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "cautious AdamW": lambda p: BoundedAdamW(p, lr=0.01, cautious=True),
+        "AdamW on spheres": lambda p: BoundedAdamW(p, lr=0.01, weight_decay=0.0, hyperball=True),
+    }
+    start = torch.full((4, 6), 0.5, dtype=dtype)
+    still, partly = Parameter(start.clone()), Parameter(start.clone())
+    optimizer = (MAKERS | more)[name]([still, partly])
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    gradient = draws(1, (4, 6), dtype)[0]
+    gradient[0] = 0
+    for _ in range(3):
+        step(optimizer, {still: torch.zeros(4, 6), partly: gradient})
+    torch.testing.assert_close(still.detach(), start, rtol=1e-6, atol=0)
+    assert partly.isfinite().all()
+    assert not torch.equal(partly[1:], start[1:])
+    if name not in ("SOAP", "AdamW on spheres"):  # these turn or scale rows together
+        torch.testing.assert_close(partly[0].detach(), start[0], rtol=1e-6, atol=1e-6)
 
 
 def test_a_loaded_state_is_a_copy_and_numbers_stay_on_the_host() -> None:

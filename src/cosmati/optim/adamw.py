@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options, held_epsilon
 from cosmati.optim.weights import check_spheres, decay_where_agreed, more_options, radius_of, step_on_sphere
 
 
@@ -64,7 +64,8 @@ class BoundedAdamW(GroupedOptimizer):
         for parameter, state in zip(present, states, strict=True):
             state["step"] += 1
             num_steps = int(state["step"])
-            root = (state["exp_avg_sq"] / (1 - beta2**num_steps)).sqrt_().add_(group["eps"])
+            eps = held_epsilon(group["eps"], parameter.dtype)
+            root = (state["exp_avg_sq"] / (1 - beta2**num_steps)).sqrt_().add_(eps)
             update = state["exp_avg"] / (1 - beta1**num_steps) / root
             if group.get("hyperball"):
                 step_on_sphere(parameter, update, state["radius"], lr)

@@ -13,7 +13,7 @@ from cosmati.core.later import later
 from cosmati.errors import PlanError
 from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.optimizers import Named, Optimizer, ParameterFilter, matrices
-from cosmati.optim.stepping import Params, check_options
+from cosmati.optim.stepping import Params, check_options, held_epsilon
 
 _RMS = 0.2
 """Of the entries of an update at a learning rate of 1: about AdamW's, whose rates can be used."""
@@ -64,8 +64,9 @@ class RowNormalizedMuon(OrthogonalizedMomentum):
         if "row_moment" not in state:
             state["row_moment"] = update.new_zeros(update.shape[0], 1)
         moment = state["row_moment"].lerp_(update.square().mean(dim=1, keepdim=True), 1 - group["beta2"])
-        normal = update / (moment.sqrt() + group["eps"])
-        norm = torch.linalg.vector_norm(normal).clamp(min=group["eps"])
+        eps = held_epsilon(group["eps"], update.dtype)
+        normal = update / (moment.sqrt() + eps)
+        norm = torch.linalg.vector_norm(normal).clamp(min=eps)
         parameter.add_((normal / norm).view_as(parameter), alpha=-group["lr"] * _RMS * math.sqrt(update.numel()))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
-from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options, held_epsilon
 
 
 class ClippedCurvature(GroupedOptimizer):
@@ -99,7 +99,7 @@ class ClippedCurvature(GroupedOptimizer):
         if group["weight_decay"]:
             torch._foreach_mul_(list(present), 1 - group["lr"] * group["weight_decay"])
         for parameter, state in zip(present, states, strict=True):
-            curvature = (group["gamma"] * state["curvature"]).clamp_(min=group["eps"])
+            curvature = (group["gamma"] * state["curvature"]).clamp_(min=held_epsilon(group["eps"], parameter.dtype))
             parameter.add_((state["momentum_buffer"] / curvature).clamp_(-1, 1), alpha=-group["lr"])
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:

@@ -105,3 +105,12 @@ def check_options(name: str, betas: Sequence[float], **at_least_zero: float) -> 
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         msg = f"{name} can't use {given}. Use betas in [0, 1), and {', '.join(at_least_zero)} >= 0."
         raise PlanError(msg)
+
+
+def held_epsilon(eps: float, dtype: torch.dtype) -> float:
+    """Return an epsilon that a type holds: where it would round one > 0 to 0, the smallest number that it has.
+
+    float16 ends at 6e-8, and a gradient of 0 over an epsilon of 1e-8 would be 0 / 0.
+    """
+    limits = torch.finfo(dtype)
+    return max(eps, limits.smallest_normal * limits.eps) if eps else eps
