@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from cosmati.optim import (
     Step,
     muon,
 )
+from cosmati.optim.aurora import EvenRowMuon
 from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
@@ -93,7 +95,36 @@ def test_options_are_checked_each_by_itself() -> None:
 
 def test_a_matrix_has_two_rows_and_two_columns_at_least() -> None:
     shapes = {(2, 2): True, (2, 1): False, (1, 2): False, (2, 1, 1): False, (2, 1, 2): True, (4,): False}
+    shapes |= dict.fromkeys([(0, 5), (5, 0), (0, 0), (0, 3, 3), (0,)], False)
     assert {shape: matrices("w", Parameter(torch.zeros(shape))) for shape in shapes} == shapes
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 3), (3, 0, 3)])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (OrthogonalizedMomentum, {}),
+        (OrthogonalizedMomentum, {"scale": "rms"}),
+        (OrthogonalizedMomentum, {"bfloat16": True}),
+        (OrthogonalizedMomentum, {"weight_decay": 0.1, "cautious": True}),
+        (RowNormalizedMuon, {}),
+        (EvenRowMuon, {}),
+    ],
+)
+def test_an_empty_matrix_is_taken_and_the_others_step_as_without_it(
+    kind: Callable[..., OrthogonalizedMomentum], options: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    empty, beside, alone = Parameter(torch.zeros(shape)), *[Parameter(torch.eye(3)) for _ in range(2)]
+    together, single = kind([empty, beside], lr=0.1, **options), kind([alone], lr=0.1, **options)
+    for number in range(3):
+        empty.grad = torch.zeros(shape)
+        beside.grad = alone.grad = torch.arange(9.0).view(3, 3).sub(4 - number)
+        together.step()
+        single.step()
+    assert torch.equal(beside, alone)
+    assert not torch.equal(alone, torch.eye(3))
+    assert empty.shape == shape
+    assert all(value.isfinite().all() for value in together.state[empty].values())
 
 
 def test_groups_split_where_vectors_are_spared_something() -> None:

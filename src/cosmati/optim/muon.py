@@ -52,7 +52,7 @@ class OrthogonalizedMomentum(GroupedOptimizer):
     """Step along the orthogonalized momentum of each matrix, with decoupled weight decay.
 
     A parameter of more than two dimensions is a matrix [first dimension, all others]. One whose gradient is
-    None is left alone whole: weights, momentum and decay.
+    None is left alone whole: weights, momentum and decay. An empty one is taken, as PyTorch's optimizers take it.
 
     Args:
         params: parameters or groups, of two dimensions at least.
@@ -137,7 +137,7 @@ class OrthogonalizedMomentum(GroupedOptimizer):
         jobs = [self._job(batch, directions, group) for batch in batches]
         for batch, updates in zip(batches, self.sharing.results(jobs), strict=True):
             for parameter, update in zip(batch, updates, strict=True):
-                if id(parameter) in directions:
+                if id(parameter) in directions and parameter.numel():
                     if is_cautious:
                         rate = group["lr"] * group["weight_decay"]
                         decay_where_agreed(parameter, update.view_as(parameter), rate)
@@ -183,7 +183,7 @@ def _batches(group: dict[str, Any]) -> list[list[Tensor]]:
 
 
 def _matrix_shape(parameter: Tensor) -> tuple[int, int]:
-    return parameter.shape[0], parameter.numel() // parameter.shape[0]
+    return parameter.shape[0], math.prod(parameter.shape[1:])
 
 
 def _factor(scale: Scale, rows: int, columns: int) -> float:

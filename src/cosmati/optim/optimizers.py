@@ -34,9 +34,9 @@ def matrices(name: str, parameter: Parameter) -> bool:
 
     Convolution kernels count as matrices [out channels, all others]. Embeddings and heads don't, by their
     names (a word of the path that contains `embed` or is `emb`, `wte`, `wpe`, `position`, `head`, a plural of
-    these or `classifier`), nor does a matrix of one row or column.
+    these or `classifier`), nor does a matrix of one row or column, or of none.
     """
-    is_matrix = parameter.ndim >= 2 and parameter.numel() // parameter.shape[0] > 1 and parameter.shape[0] > 1
+    is_matrix = parameter.ndim >= 2 and parameter.shape[0] > 1 and parameter.numel() // parameter.shape[0] > 1
     return is_matrix and _NOT_HIDDEN.search(name.lower()) is None
 
 
