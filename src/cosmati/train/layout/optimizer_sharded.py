@@ -118,8 +118,7 @@ class OptimizerSharded(InReplicas):
             if gradient is not None:
                 moved.append(parameter.name)
             if held is not None:
-                is_narrow = gradient is not None and parameter.index in self.narrow
-                held.grad = gradient.to(held.dtype) if gradient is not None and is_narrow else gradient
+                held.grad = None if gradient is None else gradient.to(held.dtype)
         step()
         self._cut.spread(moved)
         return frozenset(moved)
