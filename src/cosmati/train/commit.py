@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from cosmati.core.clock import Clock
 from cosmati.core.pieces import Pieces
+from cosmati.errors import PlanError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.buffers import LayerStatistic
@@ -107,7 +109,8 @@ class Commit:
                 finite.check(gradients.loss, clock.step, root, folded, is_known=is_known)
                 if root:
                     self._tell("commit")
-                    learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))
+                    with stepping(a, is_undone=undo is not None):
+                        learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))
                     self._stopwatch.lap("optimizer")
         except BaseException:  # Whoever catches it and goes on takes this step anew.
             if undo is not None:
@@ -158,6 +161,40 @@ class Commit:
                     group.update(own)
 
         return undo
+
+
+@contextmanager
+def stepping(a: Assembly, *, is_undone: bool = False) -> Iterator[None]:
+    """Let optimizers step within; who reads of an error in their midst also reads what it leaves.
+
+    Args:
+        a: of the run.
+        is_undone: what has been done of the step is put back.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not is_undone and not isinstance(error, PlanError):  # which is a refusal, before anything moves
+            mend = (
+                "A Trainer made anew goes on from the last checkpoint in its run_folder."
+                if a.config.run_folder
+                else "No run_folder is set, so there's no checkpoint: begin anew."
+            )
+            error.add_note(
+                "The optimizers were stepping: parameters and optimizer state may be half updated. Don't train on, or "
+                f"save, from here. {mend}"
+            )
+        raise
+
+
+def step_plainly(a: Assembly, turn: Turn, clock: Clock, root: Pieces | None) -> None:
+    """Step a turn's optimizers with the gradients in place, or with those that methods have given."""
+    step = partial(turn.step, clock, a.budget)
+    with stepping(a):
+        if root is None:
+            step()
+        else:
+            a.layout.commit(root, turn.indices, step)
 
 
 def _copied(value: Any) -> Any:  # noqa: ANN401  (whatever an optimizer keeps)

@@ -25,7 +25,7 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep
 from cosmati.train.bare_calls import run_backward
 from cosmati.train.collectives import run_alike, without_met
-from cosmati.train.commit import Commit
+from cosmati.train.commit import Commit, step_plainly
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
 from cosmati.train.due_details import NOTHING_DUE, DetailCadences
@@ -251,7 +251,7 @@ class Trainer(ExportingTrainer):
             if loss is None:
                 nothing = torch.zeros((), device=a.device)
                 return self._committed(rows, tokens, frozenset(), loss=nothing, sub_losses=[nothing], batches=batches)
-            gradients = [p.tensor.grad for p in self._learning if p.tensor.grad is not None]
+            root, gradients = None, [p.tensor.grad for p in self._learning if p.tensor.grad is not None]
             if self.methods.change_gradients:
                 held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
                 root = self.methods.gradients(a.layout.weights().having(held), self.position())
@@ -263,10 +263,7 @@ class Trainer(ExportingTrainer):
             if why := shortage(error):
                 raise OutOfMemoryError(why) from None
             raise
-        if self.methods.change_gradients:
-            a.layout.commit(root, turn.indices, partial(turn.step, self.clock, a.budget))
-        else:
-            turn.step(self.clock, a.budget)
+        step_plainly(a, turn, self.clock, root)
         self.stopwatch.lap("optimizer")
         loss = loss.detach()
         return self._committed(rows, tokens, None, loss=loss, sub_losses=[loss], batches=batches)
