@@ -231,7 +231,7 @@ def test_what_a_checkpoint_is_about_to_hold_is_refused_by_the_first_names() -> N
     assert said(dict.fromkeys("gfedcba", bad), (), math.nan) == "a, b, c, d, e are not finite"
     assert said({"b": bad}, (), {"lr": math.nan}) == "b, optimizer lr are not finite"
     assert said({"good": torch.ones(2)}, (), {"lr": math.nan}) == "optimizer lr is not finite"
-    assert said({"good": torch.ones(2)}, anywhere=elsewhere) == "values on another rank is not finite"
+    assert said({"good": torch.ones(2)}, anywhere=elsewhere) == "a value on another rank is not finite"
     assert said({"a": bad}, anywhere=elsewhere) == "a is not finite"
     assert asked == [False, True]
     check.publish({"a": bad, "good": torch.ones(2)}, ["a"], {"lr": math.inf})

@@ -132,14 +132,14 @@ class FiniteCheck:
             tensors: by name.
             free: names that may hold what isn't finite (masks that began so).
             facts: what optimizers keep beside tensors.
-            anywhere: says whether any rank has found something, where ranks hold unlike parts.
+            anywhere: says whether any rank has found something: ranks may hold unlike parts, or buffers.
 
         Raises:
             DivergenceError: one isn't finite.
         """
         wrong = sorted(not_finite(tensors) - set(free)) + not_a_number(facts, "optimizer")
         if anywhere(bool(wrong)):
-            wrong = wrong or ["values on another rank"]
+            wrong = wrong or ["a value on another rank"]
             self._refuse(f"{', '.join(wrong[:5])} {'is' if len(wrong) == 1 else 'are'} not finite: not saved.")
 
     def _refuse(self, what: str) -> None:

@@ -290,10 +290,9 @@ class Lifecycle(KnownNames):
         taken = snapshot(self.assembly, self.methods.states, self.clock, self.plan, self.feed, facts)
         own = (scheduled.optimizer for scheduled in self.assembly.optimizers)
         plain = [{"groups": one.param_groups, "state": list(one.state.values())} for one in own]
-        is_cut, ranks = self.assembly.layout.is_cut, self.assembly.ranks
-        self.finite.publish(taken.tensors, self._continuity.never_finite, plain, ranks.agree if is_cut else bool)
+        self.finite.publish(taken.tensors, self._continuity.never_finite, plain, self.assembly.ranks.agree)
         taken = with_observers(taken, self.observers, self.assembly)  # only now: what these keep may be infinite
-        return taken if is_cut else whole(taken)
+        return taken if self.assembly.layout.is_cut else whole(taken)
 
     def __enter__(self) -> Self:
         """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
