@@ -155,7 +155,7 @@ class Batch:
     @property
     def num_rows(self) -> int:
         """Rows, tombstones included."""
-        return int(self.lineage.row_ids.shape[0])
+        return self.lineage.num_rows
 
     @property
     def present(self) -> Tensor | None:

@@ -75,6 +75,11 @@ class Lineage:
         """Classes and rows of the tokens of packs."""
         return self.token_class_ids, self.token_row_ids
 
+    @property
+    def num_rows(self) -> int:
+        """Rows, tombstones included."""
+        return int(self.row_ids.shape[0])
+
     @classmethod
     def of_rows(cls, first: int, num_rows: int) -> Lineage:
         """Number rows of unknown origin."""
@@ -269,6 +274,11 @@ class _Numbered(Lineage):
             start, stop, _ = indices.indices(self._num_rows)
             return _Numbered(self._first + start, max(0, stop - start))
         return Lineage.select(self, indices)
+
+    @property
+    def num_rows(self) -> int:
+        """As many as were numbered."""
+        return self._num_rows
 
     @property
     def is_known(self) -> bool:

@@ -236,6 +236,8 @@ class Trainer(ExportingTrainer):
         batches: tuple[Batch, ...] = ()
         data, has_lineage = with_own_containers(data), isinstance(data, Batch)
         rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
+        if isinstance(data, Batch) and rows != data.num_rows:
+            data.check()  # Where the first tensor speaks of the same rows, nobody looks at all of it (10 us).
         if self.methods.change_batches or has_lineage or self._needs_outcome:
             batch = as_batch(data, self.clock.rows, trusted=True)
             batch = self.methods.batch(batch.to(a.device) if a.device.type != "cpu" else batch, self.position())
