@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from cosmati.cli.main import app
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.derived.answers import (
     ClassTaught,
@@ -397,3 +399,25 @@ def test_a_change_of_policy_is_told_cell_by_cell_from_its_step_on(tmp_path: Path
             PolicyEffect(4, "a", "", "x", "q", 1.0, 1.0, "admit", "gate"),
             PolicyEffect(4, "a", "", "y", "q", 1.0, 1.0, "admit", "gate"),
         )
+
+
+@needs_duckdb
+def test_where_no_policy_takes_a_policys_place_all_its_cells_are_told(tmp_path: Path) -> None:
+    one, none = [1.0, 1.0], [0.0, 0.0]
+    plain: dict[str, object] = {"classes": ["a"], "regions": ["x"], "routes": [[1.0]], "changes": []}
+    phases = [("past", 0, 2), ("now", 2, 5), ("then", 5, 9)]
+    first = policy_of({"a": [(one, "admit"), (none, "reject"), (one, "gate")]}, phases)
+    items: list[Item] = [(RunEntry("r", (), details_digest(first)), first)]
+    items += [*(step(n, 0, []) for n in range(3)), (ResumeEntry(3, 4, 1), None)]
+    items += [(AmendEntry(3, (), details_digest(told)), told) for told in (plain, plain, first)]
+    write_signed(tmp_path / "ledger", items, KEY)
+    denied, gated = (("now", 0.0, "reject"), ("then", 1.0, "gate"))
+    every = [(region, *cell) for cell in (denied, gated) for region in "xy"]
+    with open_derived(tmp_path / "ledger") as derived:
+        assert policy_effects(derived) == (
+            *(PolicyEffect(1, "a", "", region, phase, had, None, did, "") for region, phase, had, did in every),
+            *(PolicyEffect(3, "a", "", region, phase, None, had, "", did) for region, phase, had, did in every),
+        )
+    said = CliRunner().invoke(app, ["ledger", "policy-effect", str(tmp_path)]).output
+    assert "  a in x, now: 0 (reject) -> no policy: allowed; 0 rows in 0 steps before, 0 in 0 after\n" in said
+    assert "  a in y, then: no policy: allowed -> 1 (gate); 0 rows in 0 steps before, 0 in 0 after\n" in said

@@ -178,6 +178,20 @@ def test_without_a_policy_nothing_is_noted() -> None:
     assert (one.step, one.digest, one.before, one.loosens, one.readmits) == (2, b"", None, (), False)
 
 
+def test_to_drop_a_policy_allows_more_than_it_did_and_needs_those_who_signed_it() -> None:
+    denied, nothing = says({"a": 0}), says({})
+    signed = dataclasses.replace(denied, details={"policy_provenance": facts(3)})
+    one = after((0, signed), (3, nothing))
+    assert (one.step, one.digest, one.readmits) == (3, dict(nothing.entry.commitments)["policy"], True)
+    assert one.loosens == ("no policy takes its place, so nothing is kept from any rows",)
+    assert one.problems(RUN) == [
+        f"from step 3 on more is allowed than was signed ({one.loosens[0]}), and {ROOT[:12]} hasn't signed that"
+    ]
+    again = after((0, signed), (3, nothing), (5, nothing), (7, signed))
+    assert again.before is not None
+    assert (again.step, again.before.loosens, again.loosens, again.readmits) == (7, (), (), False)
+
+
 def test_a_policy_knows_the_one_before_and_whether_it_admits_what_was_denied() -> None:
     half, whole = says({"a": (0.5, 0.0)}), says({"a": (1.0, 0.0)})
     one = after((0, half), (3, whole))

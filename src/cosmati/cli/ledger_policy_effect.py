@@ -45,18 +45,20 @@ def policy_effect(
             policy = dict(tables.entry.commitments).get("policy", b"").hex()
             begin = getattr(tables.entry, "step", 0)
             typer.echo(f"policy epoch {epoch}, from step {begin} on (entry {tables.index}): {policy}")
+            absent = ["not there" if derived.tables[n].policy else "no policy: allowed" for n in (epoch - 1, epoch)]
             for one in (e for e in effects if e.policy_epoch == epoch):
                 counts = [under.get((str(n), one.class_name, one.region)) for n in (epoch - 1, epoch)]
                 rows, steps = ([getattr(c, name) if c else 0 for c in counts] for name in ("num_rows", "num_steps"))
                 kind = ", ".join(filter(None, (one.class_name, one.band)))
                 typer.echo(
-                    f"  {kind} in {one.region}, {one.phase}: {_weight(one.before, one.decision_before)} -> "
-                    f"{_weight(one.after, one.decision_after)}; {rows[0]} rows in {steps[0]} steps before, "
-                    f"{rows[1]} in {steps[1]} after"
+                    f"  {kind} in {one.region}, {one.phase}: "
+                    f"{_weight(one.before, one.decision_before, absent[0])} -> "
+                    f"{_weight(one.after, one.decision_after, absent[1])}; "
+                    f"{rows[0]} rows in {steps[0]} steps before, {rows[1]} in {steps[1]} after"
                 )
         for line in filter(None, (said + ".", waiting.beyond(derived.index.tree_size))):
             typer.echo(line)
 
 
-def _weight(weight: float | None, decision: str) -> str:
-    return "not there" if weight is None else f"{weight:g} ({decision})"
+def _weight(weight: float | None, decision: str, absent: str) -> str:
+    return absent if weight is None else f"{weight:g} ({decision})"

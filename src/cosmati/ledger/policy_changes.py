@@ -15,11 +15,11 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class PolicyInForce:
-    """A policy that steps went by.
+    """A policy that steps went by, or none in the place of one.
 
     Attributes:
         step: From which step on.
-        digest: Of its canonical form.
+        digest: Of its canonical form; what the ledger commits to where there's none.
         facts: Who vouched for it; None where it was declared.
         before: The policy of the steps before it, None where it's the first.
         loosens: What it allows, in the steps from there on, that the one before didn't: a line each.
@@ -93,20 +93,24 @@ class PolicyHistory:
 
     def take(self, step: int, tables: Tables) -> None:
         """Take note of entry 0, or of an amendment from a step on."""
-        if not tables.policy:
+        if not tables.policy and not self._standing:
             return
         # A resume from an earlier step goes on from what was in force there; from step 0, from what the run began with.
         self._standing = [one for one in self._standing if one[0].step < step] or self._standing[:1]
         before = self._standing[-1] if self._standing else None
-        more = [] if before is None else list(_more(before[1], tables, step))
-        others = [] if before is None else _others(before[1], tables)
+        was = None if before is None else before[1]
+        more, others, is_dropped = list[tuple[str, float, float]](), list[str](), False
+        if was is not None and was.policy and tables.policy:
+            more, others = list(_more(was, tables, step)), _others(was, tables)
+        elif was is not None and was.policy:
+            others, is_dropped = ["no policy takes its place, so nothing is kept from any rows"], True
         policy = PolicyInForce(
             step,
             dict(tables.entry.commitments).get("policy", b""),
             tables.details.get("policy_provenance"),
             before[0] if before else None,
-            tuple(dict.fromkeys([f"{text}: {was:g} -> {now:g}" for text, was, now in more] + others)),
-            any(was == 0 for _, was, _ in more),
+            tuple(dict.fromkeys([f"{text}: {old:g} -> {new:g}" for text, old, new in more] + others)),
+            is_dropped or any(weight == 0 for _, weight, _ in more),
         )
         self._standing.append((policy, tables))
         if not self.seen or self.seen[-1].is_other(policy):

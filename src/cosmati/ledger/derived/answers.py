@@ -202,11 +202,11 @@ class PolicyEffect:
         class_name: The class.
         band: Of the rows, empty where the policies have none.
         region: The region.
-        phase: Of the later policy.
+        phase: Of the later policy; of the earlier one where no policy took its place.
         before: The weight that the earlier policy gave these rows at that time; None where it had no such class,
-            band or region.
+            band or region, or there was no policy: then nothing was kept from these rows.
         after: The later one's.
-        decision_before: Likewise, `admit` and the like.
+        decision_before: Likewise, `admit` and the like; empty where the weight is None.
         decision_after: Likewise.
     """
 
@@ -222,15 +222,19 @@ class PolicyEffect:
 
 
 def policy_effects(derived: DerivedLedger) -> tuple[PolicyEffect, ...]:
-    """Return what each amendment that changed the policy changed in its table, from its step on: cells that differ."""
+    """Return what each amendment that changed the policy changed in its table, from its step on: cells that differ.
+
+    Where no policy takes a policy's place, each of its cells differs, and is allowed from that step on.
+    """
     found = list[PolicyEffect]()
     for epoch in range(1, len(derived.tables)):
         old, new = derived.tables[epoch - 1], derived.tables[epoch]
         if not (old.policy or new.policy):
             continue
         begin = int(getattr(new.entry, "step", 0))
-        names = [str(one[0]) for one in new.details.get("phases") or ()]
-        for phase, (start, end) in enumerate(new.phases or ((0, 0),)):
+        told = new if new.policy else old
+        names = [str(one[0]) for one in told.details.get("phases") or ()]
+        for phase, (start, end) in enumerate(told.phases):
             if end <= begin:
                 continue
             step = max(start, begin)
