@@ -175,7 +175,9 @@ def test_all_that_no_weight_tells_is_told_in_its_order() -> None:
     assert _others(silent, new)[0] == "starvation: None -> starvation: go on"
 
 
-@pytest.mark.parametrize("grace", [{"expiry": {"finish": "soon"}}, "for ever", ["reject"]])
+@pytest.mark.parametrize(
+    "grace", [{"expiry": {"finish": "soon"}}, {"expiry": {"finish": "1/0dur"}}, "for ever", ["reject"]]
+)
 def test_a_grace_that_says_nothing_is_told_as_it_stands(grace: object) -> None:
     signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
     history = PolicyHistory()

@@ -98,7 +98,7 @@ def read_learning(block: StepBlock, origin: str = "", keys: ColumnKeys | None = 
             continue
         try:
             _take(rows, _DECODER.decode(line), number, block.cells.shape[1], len(block.tables.regions))
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             item, _ = block.item(number)
             raise broken(item, f"what its details say of directions, entropies or updates is none: {error}") from error
     return rows

@@ -129,7 +129,7 @@ def _others(old: Tables, new: Tables) -> list[str]:
     end = max((end for _, end in new.phases), default=0)
     try:
         return changed + more_grace(was.get("grace"), now.get("grace"), end)
-    except (AttributeError, KeyError, ValueError) as error:
+    except (AttributeError, KeyError, ValueError, ArithmeticError) as error:
         return [*changed, f"grace: {was.get('grace')} -> {now.get('grace')} ({error!r})"]
 
 

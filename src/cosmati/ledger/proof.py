@@ -25,12 +25,13 @@ from typing import Any
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.cosignature import cosignatures
 from cosmati.ledger.cosigned import CosignedHead
-from cosmati.ledger.details import check_line, committed_digest, decode_details
+from cosmati.ledger.details import check_line, committed_digest
 from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing, evidence_level, witnessed_in
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_signed_head, read_verifier_key
 from cosmati.ledger.tables import in_force
+from cosmati.records.foreign_json import read_foreign_json
 from cosmati.records.ledger import NO_DETAILS, Entry, StepEntry
 from cosmati.storage.merkle import MerkleTree, leaf_hash, node_hash
 
@@ -121,10 +122,10 @@ def check_inclusion(text: str, vkey: str, witnesses: TrustedEvidence = NOBODY) -
             check_line(details.encode() + b"\n", entry, "its details line")
         elif committed_digest(entry) != NO_DETAILS:
             raise TamperError("the details that the entry commits to aren't in it.")
+        told = None if details is None else _read_details(details)
         seen = witnessed_in([CosignedHead(head, cosignatures(note.encode(), witnesses.keys), b"")], witnesses)
-    except TamperError as error:
+    except (TamperError, ValueError) as error:
         raise RefutedError(f"This proof doesn't hold: {error}") from error
-    told = None if details is None else decode_details(details.encode())
     # Of another head a single proof can't tell whether it goes on from this one.
     own = witnesses.replayed if witnesses.replayed and witnesses.replayed[:2] == (key.name, head) else None
     return Proven(key.name, index, entry, told, head, evidence_level(head.size, seen, own))
@@ -132,7 +133,7 @@ def check_inclusion(text: str, vkey: str, witnesses: TrustedEvidence = NOBODY) -
 
 def _read_proof(text: str) -> tuple[str, int, bytes, str | None, list[bytes]]:
     try:
-        proof = json.loads(text)
+        proof = read_foreign_json(text)
         if proof["format"] != FORMAT:
             raise ValueError(f"its format is {proof['format']!r:.40}, and this release reads {FORMAT}")
         note, index, details = proof["checkpoint"], proof["index"], proof["details"]
@@ -140,11 +141,18 @@ def _read_proof(text: str) -> tuple[str, int, bytes, str | None, list[bytes]]:
         if type(note) is not str or type(index) is not int or not isinstance(details, str | None):
             raise TypeError("a field has another type")
         check_note(note.encode(), "Its checkpoint")
-    except (KeyError, TypeError, ValueError, RecursionError, LedgerError) as error:
+    except (KeyError, TypeError, ValueError, LedgerError) as error:
         raise LedgerError(
             f"This is no proof that can be read: {error!r}. Give a file of `cosmati ledger prove`."
         ) from error
     return note, index, data, details, path
+
+
+def _read_details(text: str) -> dict[str, Any]:
+    told = read_foreign_json(text)
+    if not isinstance(told, dict):
+        raise TamperError("its details aren't a JSON object.")
+    return told
 
 
 def _audit_path(index: int, leaves: Sequence[bytes]) -> list[bytes]:

@@ -12,7 +12,6 @@ In the box, AES-256-GCM under HKDF-SHA256 of the shared secret, with all else in
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -32,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.sealing import KEY_BYTES, ColumnKeys, OperatorKeys, SealedClasses, boxes_of
+from cosmati.records.foreign_json import read_foreign_json
 
 FORMAT = "cosmati-column-keys/1"
 _NONCE = bytes(12)
@@ -39,7 +39,6 @@ _NONCE = bytes(12)
 
 Covers = Callable[[str, str], bool]
 """Says whether a column of a class may be read."""
-Released = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 
 def create_holder_key() -> tuple[bytes, str]:
@@ -132,15 +131,17 @@ def read_released(data: bytes, key: X25519PrivateKey, *, run: str, credential: s
     sender = X25519PublicKey.from_public_bytes(bytes.fromhex(head["sender"]))
     try:
         content = AESGCM(_key(key.exchange(sender), head)).decrypt(_NONCE, box, rfc8785.dumps(head))
-        found: Released = json.loads(content)
-    except (InvalidTag, ValueError) as error:
+        found = {
+            name: {column: {block: bytes.fromhex(key) for block, key in own.items()} for column, own in columns.items()}
+            for name, columns in read_foreign_json(content).items()
+        }
+    except (InvalidTag, ValueError, TypeError, AttributeError) as error:
         raise TamperError(
             "The file of released keys was changed since the operator wrote it. Ask for it again."
         ) from error
 
     def of_block(classes: str, column: str, block: int) -> bytes | None:
-        told = found.get(classes, {}).get(column, {}).get(str(block)) if covers(classes, column) else None
-        return None if told is None else bytes.fromhex(told)
+        return found.get(classes, {}).get(column, {}).get(str(block)) if covers(classes, column) else None
 
     return of_block
 
@@ -161,11 +162,11 @@ def check_released(data: bytes, *, run: str, credential: str, holder: str) -> tu
         LedgerError: it's no such file, or was made for another run, credential or holder.
     """
     try:
-        head = dict(json.loads(data))
+        head = dict(read_foreign_json(data))
         box = base64.b64decode(head.pop("box"), validate=True)
         X25519PublicKey.from_public_bytes(bytes.fromhex(head["sender"]))
         named = head["format"], head["run"], head["credential"], head["holder"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"This is no file of released keys: {error!r:.100}. `cosmati ledger release` writes one."
         ) from error

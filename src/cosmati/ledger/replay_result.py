@@ -10,6 +10,7 @@ from typing import Any
 import rfc8785
 
 from cosmati.errors import LedgerError
+from cosmati.records.foreign_json import read_foreign_json
 
 KIND, VERSION = "cosmati replay", 1
 LEVEL_REPLAYED = "L0: replayed; the ledger's head wasn't witnessed before, so its operator may have chosen it"
@@ -101,13 +102,14 @@ class ReplayResult:
             LedgerError: it is none, or says another level than its segments give.
         """
         try:
-            told = json.loads(data)
+            told = read_foreign_json(data)
             kind, version, _ = (told.pop(name) for name in ("kind", "version", "evidence_level"))
             segments = [SegmentResult(**one | {"differences": (*one["differences"],)}) for one in told["segments"]]
             texts = {name: tuple(told[name]) for name in ("skipped", "doubts")}
             found = cls(**told | texts | {"segments": tuple(segments)})
+            is_changed = (kind, version) != (KIND, VERSION) or found.to_bytes() != data  # its level, too
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(f"This is no result of a replay: {error!r}. Take what --out has written.") from error
-        if (kind, version) != (KIND, VERSION) or found.to_bytes() != data:  # its level, too
+        if is_changed:
             raise LedgerError("This result of a replay was changed, or another release wrote it. Replay again.")
         return found

@@ -7,7 +7,6 @@ opens the steps that it was written for and no others. Nobody has to trust it: w
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from cosmati.ledger.row_keys import KEYS_MAGIC, RowKeys
 from cosmati.ledger.row_secrets import KEYS_FILE, SALT_FILE, KeyedRows, RowsAt, RowSecrets, SaltedRows
 from cosmati.ledger.rows import BLIND_BYTES, ROWS_VERSION, SALTED_VERSION, derive_blinds
 from cosmati.ledger.standing import StandingSteps, microbatch_of_cells
+from cosmati.records.foreign_json import read_foreign_json
 
 _KIND = "cosmati row blinds"
 _MORE_SLOTS = 16
@@ -226,7 +226,7 @@ def read_blinds(run: StandingSteps, data: bytes) -> FileOfBlinds:
         LedgerError: it's none, or of another run.
     """
     try:
-        file = json.loads(data)
+        file = read_foreign_json(data)
         kind, origin = (file["kind"], file["version"]), file["origin"]
         found = FileOfBlinds(
             file["version"],

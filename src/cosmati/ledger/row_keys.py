@@ -17,6 +17,7 @@ from pathlib import Path
 import blake3
 
 from cosmati.errors import LedgerError
+from cosmati.records.foreign_json import read_foreign_json
 from cosmati.storage.atomic import replace_secret
 
 KEY_BYTES = 32
@@ -172,7 +173,7 @@ class RowKeys:
         """
         try:
             return cls._parsed(data)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             msg = (
                 f"This is no file of row keys, or it's damaged ({error!r}). Restore it from a copy, and forget again "
                 "whatever was forgotten since: the copy may still have its keys."
@@ -185,7 +186,7 @@ class RowKeys:
         if not body.startswith(KEYS_MAGIC) or blake3.blake3(body).digest() != data[-KEY_BYTES:]:
             raise ValueError("its first line or its digest is another")
         text, rest = body[len(KEYS_MAGIC) :].split(b"\n", 1)
-        head = json.loads(text)
+        head = read_foreign_json(text)
         nodes: list[Node] = [(level, position) for level, position in head["opened"]]
         marks, keys = rest[: 1 + _CHILDREN * len(nodes)], rest[1 + _CHILDREN * len(nodes) :]
         if len(keys) != KEY_BYTES * marks.count(1):

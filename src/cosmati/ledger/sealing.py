@@ -151,7 +151,11 @@ class SealedClasses:
                 left.append((name, column))
             else:
                 places = open_box(box, key, self.origin, name, column, step)
-                found[column] = _merged(column, found.get(column), places)
+                try:
+                    found[column] = _merged(column, found.get(column), places)
+                except (AttributeError, KeyError, TypeError) as error:
+                    what = f"Step {step}'s sealed {column} of {name}, opened, isn't of the form that runs write"
+                    raise TamperError(f"{what}: {error!r}. Ask the operator.") from error
         return found, left
 
     def hidden(self, left: Iterable[tuple[str, str]], class_ids: Iterable[int], column: str) -> list[int]:
@@ -267,7 +271,7 @@ def open_box(box: str, key: bytes, origin: str, classes: str, column: str, step:
             data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(origin, classes, column, step)
         )
         return json.loads(content)
-    except (InvalidTag, ValueError) as error:
+    except (InvalidTag, ValueError, RecursionError) as error:
         raise TamperError(
             f"Step {step}'s sealed {column} of {classes} doesn't open: the box was changed or moved, or the key isn't "
             "its own. Ask the operator to release the keys again; if that doesn't help, the details are wrong."

@@ -7,12 +7,12 @@ file that has another one. That the signatures hold is asked elsewhere (`cosmati
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cosmati.ledger.tables import Tables
+from cosmati.records.foreign_json import read_foreign_json
 from cosmati.records.joint_classes import joint_name
 
 ARCHIVE = "provenance"
@@ -75,7 +75,7 @@ def _manifest(path: Path, digest: str) -> dict[str, Any]:
     except OSError:
         return {}
     try:
-        found = json.loads(data) if hashlib.sha256(data).hexdigest() == digest else {}
+        found = read_foreign_json(data) if hashlib.sha256(data).hexdigest() == digest else {}
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

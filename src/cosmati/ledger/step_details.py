@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -88,7 +88,7 @@ class _SubStep(msgspec.Struct):
 class _Details(msgspec.Struct):
     gradient_norm: dict[str, list[float | None]] | None = None
     sub_steps: list[_SubStep] | None = None
-    cell_microbatches: list[int] | None = None
+    cell_microbatches: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]] | None = None
     loss: float | None = None
     sealed: dict[str, dict[str, str]] | None = None
 
@@ -179,7 +179,7 @@ class _Reading:
             if not all(name in self._names and len(row) == num_regions for name, row in norms.items()):
                 raise msgspec.ValidationError
             learnt = None if found.sub_steps is None else self._learnt(found.sub_steps)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._take_slowly(number)
             return
         for name, row in norms.items():

@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 
 import rfc8785
 
-from cosmati.errors import TamperError
-from cosmati.ledger.details import decode_details, details_digest
+from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.details import decode_details, details_digest, encode_details
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.vouched import Taken, problem_with, problem_with_data, read_withdrawals
 from cosmati.records.artifacts import label_of, problem_with_artifacts
@@ -191,8 +191,17 @@ def _check_vouched(item: ScannedEntry, tables: Tables, before: Tables | None) ->
         raise broken(item, problem)
 
 
-def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
+def _details_of(item: ScannedEntry) -> dict[str, Any]:
     details = decode_details(item.details) if item.details is not None else {}
+    try:
+        encode_details(details)  # texts, numbers and depth are then such as whoever asks can write down again
+    except LedgerError as error:
+        raise broken(item, f"its details aren't canonical JSON: {error.__cause__}") from error
+    return details
+
+
+def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
+    details = _details_of(item)
     classes, regions = (_names(item, details.get(name)) for name in ("classes", "regions"))
     routes = details.get("routes")
     if not isinstance(routes, list) or not all(_is_route(row, regions) for row in routes):
@@ -234,6 +243,8 @@ def _read_policy(
     """Return phases and policy as `Tables` have them."""
     spans, policy = details.get("phases"), details.get("policy")
     if not policy:
+        if spans and not _are_spans(spans):
+            raise broken(item, "its phases aren't each a name, a first step and an end")
         return (), ()
     if not _are_spans(spans) or not _is_policy(policy, num_rows, len(spans), regions):
         raise broken(item, "its policy isn't a weight for each region and a decision, for each class, band and phase")

@@ -7,10 +7,10 @@ so, and the policy of every later table says it too; a stop is lifted by an amen
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cosmati.records.foreign_json import read_foreign_json
 from cosmati.records.joint_classes import ids_with, members_of
 
 
@@ -63,8 +63,8 @@ def problem_with_data(details: Mapping[str, Any], committed: bytes | None) -> st
         return ""
     try:
         digest = hashlib.sha256(text.encode()).hexdigest()
-        data = {index: name for index, name, *_ in json.loads(text)[0]}
-        vouched = {one["index_sha256"]: "/".join(one["target"].split("/")[1:-2]) for one in told["sources"]}
+        data = {str(index): name for index, name, *_ in read_foreign_json(text)[0]}
+        vouched = {str(one["index_sha256"]): "/".join(one["target"].split("/")[1:-2]) for one in told["sources"]}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         return f"what it says of its data can't be read: {error!r}"
     if hashlib.sha256(digest.encode()).digest() != committed:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -39,23 +41,24 @@ _EARLIER = ("cosmati-derived/1",)
 """Forms of earlier releases, which lack tables: they're made anew."""
 INDEX_FILE = "tables.json"
 PART_ROWS = 1 << 20
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
 class RareEntry(msgspec.Struct, frozen=True):
     """An entry that isn't a step: its index, its bytes in base64, and where its details line is (size 0 if none)."""
 
-    index: int
+    index: _Count
     data: str
-    details_at: int = 0
-    details_size: int = 0
+    details_at: _Count = 0
+    details_size: _Count = 0
 
 
 class DerivedPart(msgspec.Struct, frozen=True):
     """Rows of the entries `first` to `end`, bytes of details before them, and the files' SHA-256 and rows by table."""
 
-    first: int
-    end: int
-    details_at: int
+    first: _Count
+    end: _Count
+    details_at: _Count
     files: dict[str, tuple[str, int]]
 
     def name_of(self, table: str) -> str:
@@ -69,10 +72,10 @@ class DerivedIndex(msgspec.Struct, frozen=True):
     format: str
     origin: str
     vkey: str
-    tree_size: int
+    tree_size: _Count
     root: str
     rare: list[RareEntry]
-    sets: list[tuple[int, list[int]]]
+    sets: list[tuple[_Count, list[_Count]]]
     parts: list[DerivedPart]
 
 
@@ -102,14 +105,29 @@ def read_index(folder: Path) -> DerivedIndex | None:
         index = msgspec.json.decode(path.read_bytes(), type=DerivedIndex)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TamperError(f"{path} is damaged: {error}. {mend(folder)}") from error
     if index.format in _EARLIER:
         return None
     if index.format != FORMAT:
         msg = f"{path} is of the form {index.format!r:.40}, and this release reads {FORMAT}. {mend(folder)}"
         raise TamperError(msg)
+    if wrong := _problem_with(index):
+        raise TamperError(f"{path} is damaged: {wrong}. {mend(folder)}")
     return index
+
+
+def _problem_with(index: DerivedIndex) -> str:
+    """Return what names nothing that derived tables have; empty for nothing."""
+    for part in index.parts:
+        if part.first % TILE_WIDTH or not part.first < part.end <= index.tree_size:
+            return f"no part goes from entry {part.first} to {part.end} of {index.tree_size}"
+        if others := part.files.keys() - TABLES.keys():
+            return f"there's no table {min(others)!r:.40}"
+    numbers = [one.index for one in index.rare]
+    if numbers != sorted({*numbers}) or any(number >= index.tree_size for number in numbers):
+        return "its entries that aren't steps aren't in the order of the log"
+    return ""
 
 
 def derive(ledger: Path, key: VerifierKey, head: TreeHead, *, anew: bool = False) -> DerivedIndex:
@@ -171,6 +189,10 @@ def told_by(ledger: Path, index: DerivedIndex) -> tuple[RunHistory, list[Tables]
         TamperError: they aren't those that the tables were derived with.
     """
     state = _replayed(ledger, index, index.tree_size)
+    widths = [len(tables.regions) for tables in state.tables]
+    if not all(epoch < len(widths) and all(one < widths[epoch] for one in regions) for epoch, regions in index.sets):
+        folder = place_of(ledger)
+        raise TamperError(f"{folder / INDEX_FILE} names regions that the ledger doesn't have. {mend(folder)}")
     return state.history, state.tables
 
 
@@ -230,6 +252,7 @@ def _replayed(ledger: Path, index: DerivedIndex, start: int) -> _State:
     state = _State(RunHistory(), [], start)
     try:
         with (ledger / DETAILS_FILE).open("rb") as details:
+            end = os.fstat(details.fileno()).st_size
             for rare in index.rare:
                 if rare.index >= start:
                     break
@@ -237,6 +260,8 @@ def _replayed(ledger: Path, index: DerivedIndex, start: int) -> _State:
                 data = base64.b64decode(rare.data)
                 entry, line = decode_entry(data), None
                 if has_details(entry):
+                    if rare.details_at + rare.details_size > end:
+                        raise ValueError(f"{DETAILS_FILE} ends before the details of entry {rare.index}.")
                     details.seek(rare.details_at)
                     line = check_line(details.read(rare.details_size), entry, f"{DETAILS_FILE} (entry {rare.index})")
                 state.history.append(entry)

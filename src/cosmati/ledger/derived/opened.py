@@ -251,6 +251,8 @@ def _fingerprint_before(ledger: Path) -> tuple[int, object] | None:
         index = read_index(folder)
         if index is None:  # of an earlier form, with which nothing can be compared
             return None
+        if index.tree_size > read_head(ledger, read_verifier_key(ledger)).size:
+            return 0, "more than was signed"
         with connection() as database:
             found = DerivedLedger(ledger, index, database)
             return index.tree_size, fingerprint(found, below=index.tree_size)
