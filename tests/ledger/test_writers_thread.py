@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,14 @@ def begun(place: Path, **given: Any) -> LedgerWriter:
 
 def signed(place: Path) -> int:
     return read_head(place / "l", KEY.verifier).size
+
+
+def within_a_minute(call: Callable[[], object]) -> None:
+    """Call what a broken thread would let wait for ever."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def settle(writer: LedgerWriter) -> None:
@@ -86,6 +96,31 @@ def test_the_first_entry_that_is_not_signed_sets_the_time(tmp_path: Path, monkey
     assert (signed(tmp_path), writer._seconds_to_checkpoint()) == (3, 10_000.0), "its time begins anew"
     writer.close()
     assert signed(tmp_path) == 4
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e10, 1e308, 10**400])
+def test_a_time_that_never_comes_leaves_it_to_the_number_of_entries(tmp_path: Path, seconds: float) -> None:
+    writer = begun(tmp_path, checkpoint_every=3, checkpoint_seconds=seconds)
+    within_a_minute(lambda: settle(writer))
+    assert signed(tmp_path) == 0
+    append_steps(writer, range(2))
+    within_a_minute(lambda: settle(writer))
+    assert signed(tmp_path) == 3
+    writer.append(*step_entry(2))
+    within_a_minute(writer.close)
+    with LedgerWriter.open(tmp_path / "l", key=KEY, checkpoint_seconds=seconds) as again:
+        assert again.size == 4
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, -math.inf, math.nan])
+def test_a_time_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(LedgerError, match=f"checkpoint_seconds={seconds} is no time .* Give a number over 0"):
+        begun(tmp_path, checkpoint_seconds=seconds)
+    assert not (tmp_path / "l").exists()
+    begun(tmp_path).close()
+    with pytest.raises(LedgerError, match=f"checkpoint_seconds={seconds} is no time"):
+        LedgerWriter.open(tmp_path / "l", key=KEY, checkpoint_seconds=seconds)
+    LedgerWriter.open(tmp_path / "l", key=KEY).close()  # nobody holds it
 
 
 def test_it_says_what_stands_before_it_is_flushed(tmp_path: Path) -> None:
@@ -172,6 +207,34 @@ def test_an_error_is_explained_once_and_is_the_same_ever_after(tmp_path: Path, m
     writer.close()  # it's closed all the same
     with LedgerWriter.open(tmp_path / "l", key=KEY) as again:
         assert again.size == 1
+
+
+@pytest.mark.parametrize("failure", [OverflowError("timestamp too large"), MemoryError(), SystemExit("now")])
+@pytest.mark.parametrize("place", ["_seconds_to_checkpoint", "_work"])
+def test_whatever_breaks_the_thread_is_raised_by_each_call_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, place: str
+) -> None:
+    writer = begun(tmp_path)
+    writer.flush()
+
+    def broken(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(writer, place, broken)
+    told = list[BaseException]()
+
+    def flush() -> None:
+        for call in (writer.flush, writer.flush, lambda: writer.append(*step_entry(0))):
+            try:
+                call()
+            except LedgerError as error:
+                told.append(error)
+
+    within_a_minute(flush)
+    assert len(told) >= 2, "the thread may first end the wait that it was in"
+    assert all(f"can't be written: {str(failure) or 'MemoryError'}. What was" in str(error) for error in told)
+    with pytest.raises(LedgerError, match="can't be written"):
+        writer.close()
 
 
 def test_a_tampered_file_stays_tampering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

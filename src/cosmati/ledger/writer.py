@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
-from cosmati.errors import LedgerError
+from cosmati.errors import LedgerError, words_of
 from cosmati.ledger.details import committed_digest, details_digest, encode_details
 from cosmati.ledger.entry import decode_entry, encode_entry
 from cosmati.ledger.files import LedgerFiles, create_files, open_files
@@ -23,7 +23,10 @@ from cosmati.records.ledger import NO_DETAILS, AmendEntry, Entry, KeyEntry, Resu
 __all__ = ["LedgerWriter", "details_digest"]
 
 T = TypeVar("T")
+_Calls: TypeAlias = list[tuple[Callable[[], Any], Future[Any]]]
 _MAX_WAITING = 4096
+_MAX_SECONDS = threading.TIMEOUT_MAX / 2
+"""For which a thread can wait: a longer time never comes."""
 
 
 class LedgerWriter:
@@ -46,11 +49,11 @@ class LedgerWriter:
         self._files = files
         self._history = history
         self._every = checkpoint_every
-        self._seconds = checkpoint_seconds
+        self._seconds = min(checkpoint_seconds, _MAX_SECONDS)
         self._first_unsigned = 0.0
         self._changed = threading.Condition()
         self._waiting: list[tuple[bytes, bytes | None]] = []
-        self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._calls: _Calls = []
         self._error: LedgerError | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="cosmati-ledger", daemon=True)
@@ -73,11 +76,14 @@ class LedgerWriter:
             origin: unique name of the log, which is also the key's name.
             key: the operator's.
             checkpoint_every: unsigned entries after which a checkpoint is signed.
-            checkpoint_seconds: seconds that an entry stays unsigned at most.
+            checkpoint_seconds: seconds that an entry stays unsigned at most; infinity leaves it to the other two, the
+                number of entries and whoever asks for a checkpoint.
 
         Raises:
-            LedgerError: the directory isn't empty or can't be written, or the key has another name.
+            LedgerError: the directory isn't empty or can't be written, the key has another name, or the seconds aren't
+                over 0.
         """
+        _check_seconds(checkpoint_seconds)
         if origin != key.name:
             raise LedgerError(
                 f"The key's name is {key.name!r} and the log's is {origin!r}. Load the key under the log's name."
@@ -100,9 +106,10 @@ class LedgerWriter:
         Only bytes that a crash tore and that no checkpoint covers are cut.
 
         Raises:
-            LedgerError: no ledger, another key's, or one that has a writer. TamperError: something doesn't
-            verify.
+            LedgerError: no ledger, another key's, or one that has a writer; or seconds that aren't over 0.
+            TamperError: something doesn't verify.
         """
+        _check_seconds(checkpoint_seconds)
         files, history = _explained(directory, lambda: open_files(directory, key))
         return cls(
             directory,
@@ -243,19 +250,19 @@ class LedgerWriter:
         return future.result()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._has_work, self._seconds_to_checkpoint())
-                if self._is_closed and not (self._waiting or self._calls):
-                    return
-                batch, self._waiting = self._waiting, []
-                calls, self._calls = self._calls, []
-                self._changed.notify_all()
-            try:
+        calls: _Calls = []
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._has_work, self._seconds_to_checkpoint())
+                    if self._is_closed and not (self._waiting or self._calls):
+                        return
+                    batch, self._waiting = self._waiting, []
+                    calls, self._calls = self._calls, []
+                    self._changed.notify_all()
                 self._work(batch, calls)
-            except Exception as error:  # noqa: BLE001  every failure must reach the caller's thread
-                self._fail(error, calls)
-                return
+        except BaseException as error:  # noqa: BLE001  every failure must reach the caller's thread
+            self._fail(error, calls)
 
     def _has_work(self) -> bool:
         return bool(self._waiting or self._calls or self._is_closed)
@@ -269,9 +276,7 @@ class LedgerWriter:
         seconds = self._seconds_to_checkpoint()
         return seconds is not None and seconds <= 0
 
-    def _work(
-        self, batch: list[tuple[bytes, bytes | None]], calls: list[tuple[Callable[[], Any], Future[Any]]]
-    ) -> None:
+    def _work(self, batch: list[tuple[bytes, bytes | None]], calls: _Calls) -> None:
         if batch:
             if not self._files.num_unsigned:
                 self._first_unsigned = time.monotonic()
@@ -281,7 +286,7 @@ class LedgerWriter:
         if self._files.num_unsigned >= self._every or self._is_overdue():
             self._files.checkpoint()
 
-    def _fail(self, error: Exception, calls: list[tuple[Callable[[], Any], Future[Any]]]) -> None:
+    def _fail(self, error: BaseException, calls: _Calls) -> None:
         with self._changed:
             self._error = _explain(self._directory, error)
             for _, future in (*calls, *self._calls):
@@ -290,12 +295,20 @@ class LedgerWriter:
             self._changed.notify_all()
 
 
-def _explain(directory: Path, error: Exception) -> LedgerError:
+def _check_seconds(seconds: float) -> None:
+    if not seconds > 0:  # nor is NaN
+        raise LedgerError(
+            f"checkpoint_seconds={seconds} is no time that an entry can stay unsigned. Give a number over 0, or "
+            "math.inf to sign by the number of entries alone."
+        )
+
+
+def _explain(directory: Path, error: BaseException) -> LedgerError:
     if isinstance(error, LedgerError):
         return error
+    told = words_of(error) or type(error).__name__
     explained = LedgerError(
-        f"The ledger {directory} can't be written: {error}. What was flushed before is safe. Mend the "
-        "disk (space, "
+        f"The ledger {directory} can't be written: {told}. What was flushed before is safe. Mend the disk (space, "
         "quota, permissions), then open the ledger again and resume the run."
     )
     explained.__cause__ = error
