@@ -20,7 +20,6 @@ from cosmati.ledger.derived.answers import (
     PolicyEffect,
     num_standing,
     policy_effects,
-    require,
     spans_of,
     steps_taught,
     taught,
@@ -41,6 +40,7 @@ from cosmati.ledger.query import (
     direct_write_exclusions,
     logged_steps,
     regions_of_class,
+    require,
     total_norm,
 )
 from cosmati.records.ledger import AmendEntry, CheckpointEntry, MicrobatchCell, ResumeEntry, RunEntry, StepEntry

@@ -29,14 +29,14 @@ from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Waiting, 
 from cosmati.cli.ledger_taught import records_of, say_learning, say_rows, say_sources, say_taught
 from cosmati.cli.subject_options import IndexFile, IndexKey
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.answers import ClassTaught, num_standing, require, steps_taught, taught
+from cosmati.ledger.derived.answers import ClassTaught, num_standing, steps_taught, taught
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.learning import ClassLearning, region_moves
 from cosmati.ledger.derived.learning import learning as learning_of
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, open_derived, open_proven
 from cosmati.ledger.derived.views import MAX_SECONDS, RowForm, run_sql
 from cosmati.ledger.evidence import LEVEL_0, TrustedEvidence
-from cosmati.ledger.query import ContributionTable, VerifiedLedger, contributions, direct_write_exclusion
+from cosmati.ledger.query import ContributionTable, VerifiedLedger, contributions, direct_write_exclusion, require
 from cosmati.ledger.reader import read_head, read_verifier_key
 from cosmati.ledger.sealing import SEALED
 from cosmati.ledger.tables import Tables

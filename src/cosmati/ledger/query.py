@@ -77,10 +77,14 @@ class ContributionTable:
     cells: tuple[Contribution, ...]
 
 
-def _index(names: tuple[str, ...], name: str, kind: str) -> int:
-    if name not in names:
+def require(names: Sequence[str], name: str | None, kind: str) -> None:
+    """Refuse a name that isn't among those of the ledger; None, that none is asked for, is fine.
+
+    Raises:
+        LedgerError: it isn't.
+    """
+    if name is not None and name not in names:
         raise LedgerError(f"The ledger has no {kind} {name!r}. It has {', '.join(names)}.")
-    return names.index(name)
 
 
 class VerifiedLedger:
@@ -276,7 +280,7 @@ def regions_of_class(
 ) -> tuple[Contribution, ...]:
     """Return the regions that rows of a class reached, those of several classes among them; see `contributions`."""
     table = contributions(directory, vkey=vkey)
-    _index(table.classes, class_name, "class")
+    require(table.classes, class_name, "class")
     own = {class_name, *(name for name in table.classes if class_name in members_of(name))}
     return tuple(c for c in table.cells if c.class_name in own and c.num_microbatches)
 
@@ -286,7 +290,7 @@ def classes_of_region(
 ) -> tuple[Contribution, ...]:
     """Return the classes whose rows reached a region; see `contributions`."""
     table = contributions(directory, vkey=vkey)
-    _index(table.regions, region, "region")
+    require(table.regions, region, "region")
     return tuple(c for c in table.cells if c.region == region and c.num_microbatches)
 
 

@@ -83,16 +83,16 @@ class LedgerReport:
     num_unsigned: int
     pinned_size: int | None
     evidence_level: str
-    provenance_from: tuple[Told, ...] = ()
-    withdrawn_from: tuple[Told, ...] = ()
-    policies: tuple[PolicyInForce, ...] = ()
-    artifacts_from: tuple[Told, ...] = ()
-    keys: tuple[VerifierKey, ...] = ()
-    witnessed: WitnessedHead | None = None
-    profile: LedgerProfile = OPERATOR_ALONE
-    lapses: tuple[str, ...] = ()
-    clock: tuple[int, int] | None = None
-    clock_went_back: bool = False
+    provenance_from: tuple[Told, ...]
+    withdrawn_from: tuple[Told, ...]
+    policies: tuple[PolicyInForce, ...]
+    artifacts_from: tuple[Told, ...]
+    keys: tuple[VerifierKey, ...]
+    witnessed: WitnessedHead | None
+    profile: LedgerProfile
+    lapses: tuple[str, ...]
+    clock: tuple[int, int] | None
+    clock_went_back: bool
 
     @property
     def provenance(self) -> tuple[Mapping[str, Any], ...]:

@@ -123,11 +123,10 @@ def read_wal(directory: Path) -> WalContent:
             raise TamperError(f"{path} lacks the entries {expected} to {frame.first - 1}. Restore it from a copy.")
         frames.append(frame)
         expected += len(frame.entries)
-    later = data.find(_FRAME_MAGIC, position + 1)
-    while later >= 0:
+    later = position
+    while (later := data.find(_FRAME_MAGIC, later + 1)) >= 0:
         if _read_frame(data, later) is not None:
             raise TamperError(f"{path} is damaged at byte {position}, before a whole frame at {later}. Restore it.")
-        later = data.find(_FRAME_MAGIC, later + 1)
     body, mac = data[: _HEADER.size], data[_HEADER.size : _HEADER.size + _MAC_SIZE]
     return WalContent(TreeHead(base, root), body, mac, tuple(frames))
 

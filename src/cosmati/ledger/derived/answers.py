@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cosmati.errors import LedgerError
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, readable
-from cosmati.ledger.query import Contribution, ContributionSum, total_norm
+from cosmati.ledger.query import Contribution, ContributionSum, require, total_norm
 from cosmati.records.joint_classes import members_of
 
 Each = Literal["", "phase", "policy"]
@@ -181,16 +180,6 @@ def num_standing(derived: DerivedLedger, at: Milestone | None = None) -> int:
     """Return how many steps stand."""
     derived.set_cuts(at)
     return int(derived.rows("SELECT count(*) FROM steps_file JOIN cuts USING (attempt) WHERE step < cut")[0][0])
-
-
-def require(names: Sequence[str], name: str | None, kind: str) -> None:
-    """Refuse a name that isn't among those of the ledger.
-
-    Raises:
-        LedgerError: it isn't.
-    """
-    if name is not None and name not in names:
-        raise LedgerError(f"The ledger has no {kind} {name!r}. It has {', '.join(names)}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,6 @@ class _State:
 
     history: RunHistory
     tables: list[Tables]
-    start: int = 0
-    details_size: int = 0
 
 
 def place_of(ledger: Path) -> Path:
@@ -249,7 +247,7 @@ def _root_at(ledger: Path, size: int, head: TreeHead) -> bytes:
 
 def _replayed(ledger: Path, index: DerivedIndex, start: int) -> _State:
     """Return what stood at an entry, from the entries that aren't steps: between them steps follow one another."""
-    state = _State(RunHistory(), [], start)
+    state = _State(RunHistory(), [])
     try:
         with (ledger / DETAILS_FILE).open("rb") as details:
             end = os.fstat(details.fileno()).st_size
