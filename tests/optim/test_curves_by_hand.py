@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -138,3 +139,23 @@ def test_the_last_numbers_that_make_a_curve_are_taken() -> None:
     assert at(Exponential(every="1ba", factor=1e-300), 0.0) == [1]
     assert at(Polynomial(power=1e-9), 0.5) == pytest.approx([1])
     assert at(CosineWarmRestarts(cycle="1ba", growth=1, final=0), 0.05) == pytest.approx([HALF])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Step, "1ba"),
+        (MultiStep, ("1ba",)),
+        (Exponential, "1ba"),
+        (CosineWarmRestarts, "1ba"),
+        (Polynomial, 2.0),
+        (LinearToZero, "1ba"),
+    ],
+)
+def test_numbers_of_a_curve_are_given_by_name_and_stay(kind: Any, value: object) -> None:
+    with pytest.raises(TypeError, match="takes its settings by name"):
+        kind(value)
+    required: dict[str, Any] = {Step: {"every": "1ba"}, MultiStep: {"milestones": ()}}.get(kind, {})
+    made = kind(**required, **({"cycle": "1ba"} if kind is CosineWarmRestarts else {}))
+    with pytest.raises(FrozenInstanceError):
+        made.warmup = "1ba"

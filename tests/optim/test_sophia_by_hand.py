@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -106,6 +107,8 @@ def test_what_is_usual_and_what_the_configuration_says_on() -> None:
     assert (
         options_of(ClippedCurvature([named[0][1]])) == options_of(Sophia(lr=1e-3, num_labels=1).build(named)) == usual
     )
+    [every] = Sophia(lr=1e-3, num_labels=1).build(named).param_groups
+    assert every["params"] == [one for _, one in named], "vectors decay, too"
     told: dict[str, Any] = {"lr": 0.5, "betas": (0.25, 0.75), "gamma": 2.0, "num_labels": 3, "update_interval": 4}
     built = Sophia(eps=0.125, weight_decay=0.25, decay_vectors=False, **told).build(named)
     assert [options_of(built, place) for place in (0, 1)] == [
@@ -128,3 +131,16 @@ def test_each_number_out_of_range_is_told_with_the_others(wrong: dict[str, Any])
         for more in ({"betas": (1.0, 0.5)}, {"betas": (0.5, 1.0)}, {"weight_decay": -1.0}):
             with pytest.raises(PlanError, match=r"^Sophia can't use betas=.*weight_decay"):
                 make(**{"lr": 0.1, **told, **more})
+
+
+def test_what_is_configured_is_given_by_name_and_checked_to_its_rate() -> None:
+    given: Any = (0.1, 5)
+    with pytest.raises(TypeError, match="takes its settings by name"):
+        Sophia(*given)
+    made = Sophia(lr=0.1, num_labels=5)
+    assert made.update_interval == 10
+    with pytest.raises(FrozenInstanceError):
+        made.gamma = 1.0  # type: ignore[misc]
+    for make in (Sophia, lambda **more: ClippedCurvature([Parameter(torch.ones(1))], **more)):
+        with pytest.raises(PlanError, match=r"lr=-0\.1"):
+            make(lr=-0.1, num_labels=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from cosmati.core.loss import Loss
 from cosmati.train import gradients
-from cosmati.train.gradients import StepPasses
+from cosmati.train.gradients import StepInput, StepPasses
 from cosmati.train.routes import Route
 
 
@@ -78,3 +79,27 @@ def test_on_an_accelerator_a_weight_is_not_waited_for() -> None:
     assert objective.is_meta
     assert own is weight
     assert not loss.requires_grad  # type: ignore[union-attr]
+
+
+class Far(Tensor):
+    """Says that it isn't on the CPU."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(0.0, 0.0), (1.0, 3.0), (0.25, 3.0), (4.0, 3.0)])
+def test_what_weighs_nothing_on_an_accelerator_teaches_nothing(weight: float, expected: float) -> None:
+    total = torch.tensor(6.0, requires_grad=True)
+    own = torch.tensor(weight).as_subclass(Far)
+    objective, loss, told = gradients._objective(Loss(total, own), 0.5)
+    assert (float(objective.detach()), float(loss), told) == (expected, 2 * expected, own)
+    objective.backward()  # type: ignore[no-untyped-call]
+    assert total.grad is not None
+    assert float(total.grad) == expected / 6
+
+
+def test_the_input_of_a_step_is_what_every_pass_reads_and_cannot_be_changed() -> None:
+    step = StepInput([], [], [], 3)
+    assert (step.frozen, step.failure) == (frozenset(), None)
+    with pytest.raises(FrozenInstanceError):
+        step.num_tokens = 4  # type: ignore[misc]
