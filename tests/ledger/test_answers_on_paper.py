@@ -6,6 +6,7 @@ import csv
 import datetime
 import json
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from decimal import Decimal
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived import views
 from cosmati.ledger.derived.views import MAX_TABLE_ROWS, RowForm, _answering, _fetched, _lock, written
 
 
@@ -152,7 +152,7 @@ def test_who_answers_is_timed_and_the_timer_is_taken_away_whatever_comes(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     pytest.importorskip("duckdb", reason="the extra `queries` isn't installed")
-    monkeypatch.setattr(views.threading, "Timer", Timer)
+    monkeypatch.setattr(threading, "Timer", Timer)
     monkeypatch.setattr(Timer, "made", [], raising=False)
     asked: list[str] = []
     caught = nullcontext() if error is None else pytest.raises(KeyError, match="not DuckDB's")

@@ -212,10 +212,12 @@ HEAD = {"certificates": {}, "commitment": "00" * 32, "opened": []}
 def test_a_file_that_is_none_or_damaged_is_refused_with_why(tmp_path: Path, data: bytes, why: str) -> None:
     path = tmp_path / "rows.keys"
     path.write_bytes(data)
-    for read, begins in (
-        (lambda: RowKeys.from_bytes(data), "This is no file of row keys, or it's damaged ("),
-        (lambda: RowKeys.load(path), f"{path}: This is no file of row keys, or it's damaged ("),
-    ):
+    says = "This is no file of row keys, or it's damaged ("
+    ways: list[tuple[Callable[[], RowKeys], str]] = [
+        (lambda: RowKeys.from_bytes(data), says),
+        (lambda: RowKeys.load(path), f"{path}: {says}"),
+    ]
+    for read, begins in ways:
         with pytest.raises(LedgerError) as caught:
             read()
         assert str(caught.value).startswith(begins)

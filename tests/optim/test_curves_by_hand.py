@@ -155,7 +155,8 @@ def test_the_last_numbers_that_make_a_curve_are_taken() -> None:
 def test_numbers_of_a_curve_are_given_by_name_and_stay(kind: Any, value: object) -> None:
     with pytest.raises(TypeError, match="takes its settings by name"):
         kind(value)
-    required: dict[str, Any] = {Step: {"every": "1ba"}, MultiStep: {"milestones": ()}}.get(kind, {})
-    made = kind(**required, **({"cycle": "1ba"} if kind is CosineWarmRestarts else {}))
+    required = {Step: {"every": "1ba"}, MultiStep: {"milestones": ("1ba",)}, CosineWarmRestarts: {"cycle": "1ba"}}
+    given: Any = required.get(kind, {})
+    made = kind(**given)
     with pytest.raises(FrozenInstanceError):
         made.warmup = "1ba"

@@ -134,9 +134,9 @@ def test_each_number_out_of_range_is_told_with_the_others(wrong: dict[str, Any])
 
 
 def test_what_is_configured_is_given_by_name_and_checked_to_its_rate() -> None:
-    given: Any = (0.1, 5)
+    configuration: Any = Sophia
     with pytest.raises(TypeError, match="takes its settings by name"):
-        Sophia(*given)
+        configuration(0.1, 5)
     made = Sophia(lr=0.1, num_labels=5)
     assert made.update_interval == 10
     with pytest.raises(FrozenInstanceError):

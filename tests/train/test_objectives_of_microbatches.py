@@ -84,7 +84,7 @@ def test_on_an_accelerator_a_weight_is_not_waited_for() -> None:
 class Far(Tensor):
     """Says that it isn't on the CPU."""
 
-    is_cpu = False  # type: ignore[assignment]
+    is_cpu = False
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(0.0, 0.0), (1.0, 3.0), (0.25, 3.0), (4.0, 3.0)])
@@ -93,7 +93,7 @@ def test_what_weighs_nothing_on_an_accelerator_teaches_nothing(weight: float, ex
     own = torch.tensor(weight).as_subclass(Far)
     objective, loss, told = gradients._objective(Loss(total, own), 0.5)
     assert (float(objective.detach()), float(loss), told) == (expected, 2 * expected, own)
-    objective.backward()  # type: ignore[no-untyped-call]
+    objective.backward()
     assert total.grad is not None
     assert float(total.grad) == expected / 6
 
