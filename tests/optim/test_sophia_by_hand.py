@@ -83,7 +83,7 @@ def test_estimates_go_into_the_average_with_their_groups_share() -> None:
 def test_estimates_that_fit_nothing_are_counted_and_the_first_shapes_named() -> None:
     parameter = Parameter(row(0, 0))
     optimizer = ClippedCurvature([parameter])
-    others = {Parameter(torch.zeros(n)): torch.ones(n) for n in range(1, 8)}
+    others: dict[Tensor, Tensor] = {Parameter(torch.zeros(n)): torch.ones(n) for n in range(1, 8)}
     with pytest.raises(
         PlanError, match=r"^7 estimate\(s\) .* \(shapes \[\(1,\), \(2,\), \(3,\), \(4,\), \(5,\)\]\)\. Give"
     ):
