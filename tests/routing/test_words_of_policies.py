@@ -28,6 +28,7 @@ from tests.routing.samples import PARTITION, REGIONS, TAXONOMY, compiled, policy
 
 MEASURES = {"trust": {"grades": ["low", "high"]}, "age": {"grades": ["old"]}}
 BANDS: dict[str, Any] = {"measure": "quality", "names": ["low", "high"], "thresholds": [0.5]}
+FLOOR = [{"class": "f", "band": "high"}]
 WAITS: list[dict[str, object]] = [{"class": "f", "phase": "early", "decision": "defer"}]
 
 
@@ -153,6 +154,13 @@ def test_what_is_considered_comes_from_the_most_specific_rule_down() -> None:
     assert found.winner == "rule 4 (class a/b/c: weight 0.25)"
     assert (found.class_path, found.region, found.phase, found.lowered) == ("a/b/c", "head", "late", ())
     assert found.why == "on class, region and phase it's at least as specific as each of the others"
+
+
+def test_a_band_below_a_floor_is_explained_without_a_rule() -> None:
+    found = told([{"class": "f", "weight": 1}], "f", "head", "late", "low", bands=BANDS, floors=FLOOR)
+    assert found == Explanation("f", "head", "late", (), None, "reject", 0.0, "the band is below a floor of the class")
+    assert len({found, found}) == 1
+    assert told([{"class": "f", "weight": 1}], "f", "head", "late", "high", bands=BANDS, floors=FLOOR).weight == 1
 
 
 def test_all_that_is_not_beaten_and_says_the_same_is_told() -> None:
