@@ -308,6 +308,19 @@ def test_gates_that_become_admissions_at_equal_weights_are_no_difference_and_def
     assert (one.region, other.region) == PARTITION.names
 
 
+def test_a_difference_names_the_region_before_and_the_one_after() -> None:
+    old = compiled(
+        [{"class": "f", "weight": 1}, {"class": "f", "region": "head", "weight": 0.5}], split("tail", "head")
+    )
+    new = compiled(
+        [{"class": "f", "weight": 1}, {"class": "f", "region": "tail", "weight": 0.25}], split("tail", "tail")
+    )
+    found = [(c.old_region, c.new_region, c.old_weight, c.new_weight) for c in diff(old, new)]
+    assert found == [("tail", "tail", 1.0, 0.25), ("head", "tail", 0.5, 0.25)]
+    back = [(c.old_region, c.new_region, c.old_weight, c.new_weight) for c in diff(new, old)]
+    assert back == [("tail", "tail", 0.25, 1.0), ("tail", "head", 0.25, 0.5)]
+
+
 # ------------------------------------------------------------------------------------------------------------ drawings
 
 
