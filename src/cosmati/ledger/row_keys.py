@@ -55,8 +55,8 @@ class RowKeys:
         self._above_leaves: dict[int, bytes] = {}
 
     def of(self, row_id: int) -> bytes | None:
-        """Return a row's key, 32 bytes; None where it was forgotten, or the id is a tombstone's or negative."""
-        return self._leaf(row_id) if row_id >= 0 else None
+        """Return a row's key, 32 bytes; None where it was forgotten, or no row has such an id: a tombstone's is -1."""
+        return self._leaf(int(row_id)) if 0 <= row_id < _OF_CLASSES else None
 
     def of_class(self, name: str) -> bytes | None:
         """Return a class's key, 32 bytes; None where it was forgotten."""
@@ -67,10 +67,10 @@ class RowKeys:
         return self.of(row_id) is not None
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Forget the keys of rows; ids that are negative have none. It's lost when it's saved, and not before."""
+        """Forget the keys of rows; ids that no row has have none. It's lost when it's saved, and not before."""
         for row_id in ids:
-            if row_id >= 0:
-                self._puncture(row_id)
+            if 0 <= row_id < _OF_CLASSES:
+                self._puncture(int(row_id))
 
     def forget_classes(self, names: Iterable[str]) -> None:
         """Forget the keys of classes, and with them whatever took part as a row of theirs."""
@@ -88,7 +88,7 @@ class RowKeys:
 
     def _leaf(self, place: int) -> bytes | None:
         parent = place >> 8
-        if self._opened and (children := self._opened.get((_LEVELS - 1, parent))):
+        if children := self._opened.get((_LEVELS - 1, parent)):
             return children[place & 255]
         key = self._above_leaves.get(parent)
         if key is None:

@@ -159,20 +159,22 @@ def run_sql(
     is_locked = database.execute("SELECT current_setting('lock_configuration')").fetchall()[0][0]
     if not is_locked:
         make_views(derived)
-    with _answering(database.interrupt, seconds):
-        statements = database.extract_statements(sql)
+    cursor = database.cursor()  # of this question alone: another one takes no rows from it, and an error ends no other
+    with _answering(cursor.interrupt, seconds):
+        statements = cursor.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise LedgerError("SQL over a ledger is one SELECT, which changes nothing. Ask one question at a time.")
         if not is_locked:
             _lock(derived)
-        cursor = database.execute(sql)
-    return [one[0] for one in cursor.description or ()], _fetched(database, seconds)
+        cursor.execute("BEGIN TRANSACTION READ ONLY")
+        cursor.execute(sql)
+    return [one[0] for one in cursor.description or ()], _fetched(cursor, seconds)
 
 
-def _fetched(database: Any, seconds: float) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  (DuckDB is imported late)
+def _fetched(cursor: Any, seconds: float) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  (DuckDB is imported late)
     while True:
-        with _answering(database.interrupt, seconds):
-            rows = database.fetchmany(10_000)
+        with _answering(cursor.interrupt, seconds):
+            rows = cursor.fetchmany(10_000)
         if not rows:
             return
         yield from rows
@@ -207,7 +209,6 @@ def _lock(derived: DerivedLedger) -> None:
         "lock_configuration = true",
     ):
         derived.database.execute(f"SET {setting}")
-    derived.database.execute("BEGIN TRANSACTION READ ONLY")
 
 
 def make_views(derived: DerivedLedger) -> None:
@@ -270,12 +271,24 @@ def _of_epoch(tables: Tables) -> dict[str, list[tuple[Any, ...]]]:
 def written(names: Sequence[str], rows: Iterator[tuple[Any, ...]], form: RowForm) -> Iterator[str]:
     """Yield the lines of a table for people, of CSV, or of JSON, an object each."""
     if form == "json":
-        yield from (json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows)
+        keys = _distinct(names)
+        for row in rows:
+            line = json.dumps(dict(zip(keys, map(_plain, row), strict=True)), ensure_ascii=False)
+            yield "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
     elif form == "csv":
         yield _csv(names)
         yield from map(_csv, rows)
     else:
         yield from _table(names, rows)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names of which none comes twice, as DuckDB makes them: an object would keep the last of them alone."""
+    found = list[str]()
+    for name in names:
+        tries = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        found.append(next(one for one in tries if one not in found))
+    return found
 
 
 def _plain(value: object) -> object:
@@ -300,8 +313,9 @@ def _csv(row: Sequence[object]) -> str:
 
 def _table(names: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
     shown = [[*map(_shown, row)] for row in itertools.islice(rows, MAX_TABLE_ROWS)]
-    widths = [max(map(len, column)) for column in zip(names, *shown, strict=True)]
-    for line in (list(names), *shown):
+    heads = [*map(_printable, names)]
+    widths = [max(map(len, column)) for column in zip(heads, *shown, strict=True)]
+    for line in (heads, *shown):
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
     if len(shown) == MAX_TABLE_ROWS and next(rows, None) is not None:
         yield f"... and more: the first {MAX_TABLE_ROWS} rows are shown. --format csv or json has all."
