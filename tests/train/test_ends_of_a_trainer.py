@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from cosmati import Evaluation
 from cosmati.core.clock import Clock
 from cosmati.core.plan import Promise
 from cosmati.errors import DataError, DivergenceError, PlanError
@@ -18,10 +19,12 @@ from cosmati.methods import EMA
 from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.records.run import RunRecord
 from cosmati.train import lifecycle
+from cosmati.train.continuity import Continuity
 from cosmati.train.identity import Change
 from cosmati.train.observers import History
+from cosmati.train.opening import read_back
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
-from tests.train.test_life_of_a_trainer import ROWS, Told, broken, make, measured, promise_all
+from tests.train.test_life_of_a_trainer import ROWS, Told, broken, make, measured, promise_all, weight
 
 
 def outcome(folder: Path) -> str | None:
@@ -107,7 +110,7 @@ def test_a_checkpoint_is_written_once_a_step_after_a_look_around(
         met.clear()
         monkeypatch.setattr(trainer.finite, "look", lambda step: looked.append(("finite", step)))
         look = trainer.look_around
-        monkeypatch.setattr(trainer, "look_around", lambda: (looked.append("around"), look()))
+        monkeypatch.setattr(trainer, "look_around", lambda: (looked.append("around"), look()))  # type: ignore[func-returns-value]
         events.clear()
         trainer.save()
         trainer.save()
@@ -137,7 +140,7 @@ def test_others_hands_are_seen_with_and_without_a_folder(tmp_path: Path, monkeyp
         trainer.assembly.optimizers[0].optimizer.register_step_pre_hook(lambda *_: None)
         trainer.look_around()
         assert set(broken(trainer)) >= {"resume", "replayable", "no_direct_write"}
-        trainer.model.weight.requires_grad_(False)
+        weight(trainer).requires_grad_(False)
         with pytest.raises(PlanError, match="weight"):
             trainer.look_around()
 
@@ -150,8 +153,8 @@ def test_what_is_not_finite_is_found_where_nothing_is_written(what: str) -> None
     with pytest.raises(DivergenceError, match="momentum_buffer" if what == "optimizer" else "weight"), trainer:  # noqa: PT012
         trainer.step(ROWS[0])
         trainer.check_finite()
-        bad = model.weight.data if what == "weight" else trainer.assembly.optimizers[0].optimizer.state[model.weight]
-        (bad if what == "weight" else bad["momentum_buffer"]).fill_(math.nan)
+        kept = trainer.assembly.optimizers[0].optimizer.state[model.weight]["momentum_buffer"]
+        (model.weight.data if what == "weight" else kept).fill_(math.nan)
         trainer.check_finite()
     assert trainer._ended == "diverged"
 
@@ -250,19 +253,28 @@ def test_before_the_first_step_one_batch_is_seen_and_measured(tmp_path: Path, mo
         asked.append(len(data[0]))
         return 0.0
 
-    evaluation = lifecycle_evaluation(metric)
+    evaluation = evaluation_by(metric)
     trainer = make(ROWS, evaluation=evaluation, config={"run_folder": tmp_path})
-    see, read = lifecycle.Continuity.see, lifecycle.read_back
-    monkeypatch.setattr(lifecycle.Continuity, "see", lambda self, data: (seen.append(data), see(self, data)))
-    monkeypatch.setattr(lifecycle, "read_back", lambda a: (seen.append(checkpoints(tmp_path)), read(a)))
+    see = Continuity.see
+
+    def sees(self: Continuity, data: Any) -> None:
+        seen.append(data)
+        see(self, data)
+
+    def reads(assembly: Any) -> None:
+        seen.append(checkpoints(tmp_path))
+        read_back(assembly)
+
+    monkeypatch.setattr(Continuity, "see", sees)
+    monkeypatch.setattr(lifecycle, "read_back", reads)
     with trainer:
         (first, after) = seen
         assert torch.equal(first[0], ROWS[0][0])
         assert (after, asked, trainer._num_averaged) == ([0], [4], 0)
 
 
-def lifecycle_evaluation(metric: Any) -> Any:
-    return lifecycle.checked(type(measured())(ROWS[:2], {"it": metric}))
+def evaluation_by(metric: Any) -> Evaluation:
+    return Evaluation(ROWS[:2], {"it": metric})
 
 
 @pytest.mark.parametrize(
@@ -292,7 +304,7 @@ def test_a_run_that_can_not_be_opened_is_closed() -> None:
     def metric(model: nn.Module, data: Any) -> float:
         raise DataError("no such column")
 
-    trainer = make(observers=told, evaluation=lifecycle_evaluation(metric))
+    trainer = make(observers=told, evaluation=evaluation_by(metric))
     with pytest.raises(DataError):
         trainer.__enter__()
     assert told.told == [("start", 0), ("end", 0, "failed")]

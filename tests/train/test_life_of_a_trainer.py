@@ -20,7 +20,9 @@ from cosmati.methods import EMA
 from cosmati.optim import SGD
 from cosmati.provenance.authority.errors import DeclaredOnlyError
 from cosmati.train import lifecycle
+from cosmati.train.marks import StepRows
 from cosmati.train.observers import History, Observer
+from cosmati.train.opening import open_run, without_ends
 
 GENERATOR = torch.Generator().manual_seed(5)
 ROWS = [(torch.randn(4, 3, generator=GENERATOR), torch.randn(4, 1, generator=GENERATOR)) for _ in range(4)]
@@ -32,11 +34,16 @@ def make(data: Any = None, budget: str = "4ba", **given: Any) -> Trainer:
     config = RunConfig(**{"budget": budget, "num_threads": 1} | given.pop("config", {}))
     model = given.pop("model", None) or nn.Linear(3, 1)
     loss = given.pop("loss", Regression())
-    return Trainer(model, loss, data, **{"optimizers": [SGD(lr=0.1)], "config": config} | given)
+    settings: dict[str, Any] = {"optimizers": [SGD(lr=0.1)], "config": config} | given
+    return Trainer(model, loss, data, **settings)
 
 
 def measured(value: float = 2.0) -> Evaluation:
     return Evaluation(ROWS[:1], {"it": lambda *_: value})
+
+
+def weight(trainer: Trainer) -> nn.Parameter:
+    return next(trainer.model.parameters())
 
 
 def promise_all(trainer: Trainer, *broken: Promise) -> None:
@@ -100,8 +107,8 @@ class Ends(Observer):
 def test_who_may_end_the_run_is_told_by_its_plan() -> None:
     plan = make().plan
     made = replace(plan, guarantees=(Guarantee(Promise.ISOLATED, holds=True, because="before", pair=PAIR),))
-    assert lifecycle.without_ends(made, [Ends()]).guarantees[0].because.startswith("Ends may end the run")
-    assert lifecycle.without_ends(made, [History()]) == made
+    assert without_ends(made, [Ends()]).guarantees[0].because.startswith("Ends may end the run")
+    assert without_ends(made, [History()]) == made
 
 
 def test_a_run_that_was_stopped_by_its_rows_isolates_nothing() -> None:
@@ -119,7 +126,7 @@ def test_a_run_that_was_stopped_by_its_rows_isolates_nothing() -> None:
 def test_what_a_feed_doubts_is_taken_back_once(doubt: str) -> None:
     trainer = make(ROWS)
     promise_all(trainer, Promise.ELASTIC)
-    trainer.feed = SimpleNamespace(doubt=doubt)  # type: ignore[assignment]
+    trainer.feed = SimpleNamespace(doubt=doubt)
     told = {"resume": doubt, "elastic": "before", "replayable": doubt} if doubt else {"elastic": "before"}
     assert broken(trainer) == told
     assert trainer._plan is trainer.plan or not doubt
@@ -131,7 +138,7 @@ def test_rows_that_a_step_has_changed_break_all_promises_of_the_next_that_is_giv
     given: list[Any] = []
 
     def takes(rows: Any, *others: Any) -> str:
-        trainer._rows = lifecycle.StepRows(rows)
+        trainer._rows = StepRows(rows)
         given.append((rows, others))
         rows[0].add_(1)
         return "taken"
@@ -160,7 +167,7 @@ def test_rows_that_a_failing_step_has_changed_are_known_too() -> None:
     promise_all(trainer)
 
     def fails(rows: Tensor) -> None:
-        trainer._rows = lifecycle.StepRows(rows)
+        trainer._rows = StepRows(rows)
         rows.zero_()
         raise ZeroDivisionError
 
@@ -176,7 +183,7 @@ def test_rows_that_stay_as_they_are_break_nothing() -> None:
     promise_all(trainer)
 
     def reads(rows: Tensor) -> None:
-        trainer._rows = lifecycle.StepRows(rows)
+        trainer._rows = StepRows(rows)
 
     trainer.watched(reads, rows)
     assert trainer._rows is None
@@ -246,10 +253,10 @@ def test_averages_stand_in_for_as_long_as_the_outermost_with() -> None:
     with trainer:
         trainer.step(ROWS[0])
         trainer.step(ROWS[1])
-        own = trainer.model.weight.clone()
+        own = weight(trainer).clone()
         with trainer.averaged() as model:
             assert model is trainer.model
-            assert not torch.equal(model.weight, own)
+            assert not torch.equal(next(model.parameters()), own)
             with trainer.averaged():
                 pass
             for what, act in (("step()", lambda: trainer.step(ROWS[0])), ("save()", trainer.save)):
@@ -257,10 +264,10 @@ def test_averages_stand_in_for_as_long_as_the_outermost_with() -> None:
                     act()
                 assert str(caught.value).startswith(f"{what} within averaged(), where averages stand in")
                 assert str(caught.value).endswith(f"Call {what} after the `with`.")
-        assert torch.equal(trainer.model.weight, own)
+        assert torch.equal(weight(trainer), own)
         with pytest.raises(ZeroDivisionError), trainer.averaged():
             raise ZeroDivisionError
-        assert torch.equal(trainer.model.weight, own)
+        assert torch.equal(weight(trainer), own)
         trainer.step(ROWS[1])
     assert trainer.clock.step == 3
 
@@ -309,11 +316,11 @@ def test_who_vouches_is_asked_from_the_opening_to_the_end(monkeypatch: pytest.Mo
     data: list[Any] = []
     policy: list[Any] = []
     trainer = make(evaluation=measured())
-    open_run = lifecycle.open_run
 
     def opens(prepared: Any, *rest: Any) -> Any:
-        assert rest[-1] is trainer.policy_watch
-        return open_run(replace(prepared, watch=None), *rest[:-1], None)
+        observers, plan, clock, policy_watch = rest
+        assert policy_watch is trainer.policy_watch
+        return open_run(replace(prepared, watch=None), observers, plan, clock, None)
 
     monkeypatch.setattr(lifecycle, "open_run", opens)
     trainer.prepared = replace(trainer.prepared, watch=Watches(data))  # type: ignore[arg-type]
