@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosmati import Evaluation
+from cosmati import Evaluation, InMemory
 from cosmati.core.clock import Clock
 from cosmati.core.plan import Promise
 from cosmati.errors import DataError, DivergenceError, PlanError
@@ -179,6 +179,24 @@ def test_a_checkpoint_keeps_cuts_modes_and_what_is_broken(tmp_path: Path) -> Non
         )  # fmt: skip
 
 
+def test_what_a_checkpoint_compares_is_asked_of_its_step_and_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, asked = make(config={"run_folder": tmp_path}), list[Any]()
+    with trainer:
+        trainer.step(ROWS[0])
+        assert trainer._continuity is not None
+        compare = trainer._continuity.facts
+
+        def told(*given: Any, **how: bool) -> dict[str, Any]:
+            asked.append((given, how))
+            return compare(*given, **how)
+
+        monkeypatch.setattr(trainer._continuity, "facts", told)
+        trainer.save()
+        assert asked == [((1, trainer.plan), {"compare_code": trainer.plan.holds(Promise.RESUME), "keep_modes": True})]
+
+
 def test_nan_in_an_optimizers_options_is_never_published(tmp_path: Path) -> None:
     trainer = make(config={"run_folder": tmp_path})
     with pytest.raises(DivergenceError, match="weight_decay"), trainer:  # noqa: PT012
@@ -271,6 +289,16 @@ def test_before_the_first_step_one_batch_is_seen_and_measured(tmp_path: Path, mo
         (first, after) = seen
         assert torch.equal(first[0], ROWS[0][0])
         assert (after, asked, trainer._num_averaged) == ([0], [4], 0)
+
+
+def test_of_a_first_step_in_microbatches_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Continuity, "see", lambda _, data: seen.append(data))
+    trainer = make(InMemory((torch.zeros(8, 3), torch.zeros(8, 1)), 4), config={"num_microbatches": 2})
+    assert trainer.feed is not None
+    assert len(list(trainer.feed.again(0))) == 2
+    with trainer:
+        assert [len(rows) for rows, _ in seen] == [2]
 
 
 def evaluation_by(metric: Any) -> Evaluation:
