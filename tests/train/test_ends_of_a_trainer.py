@@ -197,6 +197,17 @@ def test_what_a_checkpoint_compares_is_asked_of_its_step_and_plan(
         assert asked == [((1, trainer.plan), {"compare_code": trainer.plan.holds(Promise.RESUME), "keep_modes": True})]
 
 
+def test_a_second_opening_ends_by_itself_and_begins_with_the_modes_of_its_model(tmp_path: Path) -> None:
+    trainer = make(budget="1ba", config={"run_folder": tmp_path})
+    trainer.model.eval()
+    with trainer:
+        assert facts(tmp_path)["modes"] is not None
+    assert trainer._ended == "stopped"
+    with trainer:
+        trainer.step(ROWS[0])
+    assert (trainer._ended, checkpoints(tmp_path)) == ("completed", [0, 1])
+
+
 def test_nan_in_an_optimizers_options_is_never_published(tmp_path: Path) -> None:
     trainer = make(config={"run_folder": tmp_path})
     with pytest.raises(DivergenceError, match="weight_decay"), trainer:  # noqa: PT012
