@@ -188,7 +188,7 @@ def test_what_a_checkpoint_compares_is_asked_of_its_step_and_plan(
         assert trainer._continuity is not None
         compare = trainer._continuity.facts
 
-        def told(*given: Any, **how: bool) -> dict[str, Any]:
+        def told(*given: Any, **how: Any) -> dict[str, Any]:
             asked.append((given, how))
             return compare(*given, **how)
 
