@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import UserDict
+from dataclasses import FrozenInstanceError, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,9 +213,10 @@ def test_labels_out_of_range_are_refused_and_other_errors_are_theirs(monkeypatch
 def test_an_accelerators_labels_are_looked_at_unless_a_subclass_compares_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[tuple[int, ...]] = []
+    seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        "cosmati.core.loss.look_once", lambda model, logits, target, ignored: seen.append((*target.shape, ignored))
+        "cosmati.core.loss.look_once",
+        lambda model, found, target, ignored: seen.append((type(model), found is logits, len(target), ignored)),
     )
 
     monkeypatch.setattr(Classification, "compare", lambda self, logits, target: Loss(logits.sum(), 1.0))
@@ -225,13 +227,13 @@ def test_an_accelerators_labels_are_looked_at_unless_a_subclass_compares_otherwi
 
     logits, labels = torch.zeros(2, 4), elsewhere([0, 1])
     Classification(4, ignore_index=7)(Same(), (logits, labels))
-    assert seen == [(2, 7)]
+    assert seen == [(Same, True, 2, 7)]
     Own(4)(Same(), (logits, labels))
     Classification(4)(Same(), (logits, elsewhere(torch.zeros(2, 4))))
     Classification(4)(Same(), (torch.zeros(2, 4), torch.tensor([0, 1])))
     mixed = MixedTarget(labels, labels, torch.tensor(0.5))
     Classification(4)(Same(), (logits, mixed))
-    assert seen == [(2, 7)]
+    assert seen == [(Same, True, 2, 7)]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -291,6 +293,8 @@ def test_a_language_model_is_told_of_documents_and_adds_what_stands_beside_its_l
     assert float(told.sum) == pytest.approx(sum(expected), rel=1e-5)
     assert list(model.told) == ["documents"]
     assert model.told["documents"] is documents
+    assert torch.equal(LanguageModel(5)(model, {"x": tokens[:, :-1], "y": tokens[:, 1:]}).sum, told.sum)
+    assert model.told == {}
     for other in (Table(aux=3.0), Table(), Table(is_object=False)):
         found = LanguageModel(5)(other, (tokens[:, :-1], tokens[:, 1:]))
         assert (found.aux, other.told, float(found.weight)) == ({}, {}, 4)
@@ -367,3 +371,11 @@ def test_a_batch_without_labels_that_count_gives_the_model_some_and_weighs_nothi
     model = TinyForTokenClassification()
     loss = huggingface_loss(model, {"x": drawn(2, 3), "labels": torch.tensor([-100, -100])})
     assert (float(loss.weight), float(loss.sum), model.seen.tolist()) == (0, 0, [0, 0])
+
+
+def test_losses_are_values() -> None:
+    for value in (Loss(with_graph(), 1.0), Classification(3), LanguageModel()):
+        with pytest.raises(FrozenInstanceError):
+            value.__setattr__(fields(value)[0].name, 3)
+    assert not hasattr(Loss(with_graph(), 1.0), "__dict__")
+    assert Classification(3) == Classification(3, -100) != Classification(3, 1)
