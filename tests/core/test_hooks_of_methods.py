@@ -35,6 +35,12 @@ class Fading(Steady):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FadingWithin(Steady):
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        return gradients.map(lambda gradient: gradient * (1 - at.elapsed))
+
+
+@dataclass(frozen=True, kw_only=True)
 class FadingToo(Fading):
     def shapes(self, budget: Budget) -> int:
         return 3
@@ -152,8 +158,8 @@ def test_the_number_of_classes_is_an_integer_whatever_declares_it() -> None:
 
 
 def test_what_follows_the_run_is_read_off_the_code_of_its_class_and_of_those_it_comes_from() -> None:
-    kinds = (Plain, Steady, Fading, FadingToo)
-    assert [kind().follows_elapsed for kind in kinds] == [False, False, True, True]
+    kinds = (Plain, Steady, Fading, FadingToo, FadingWithin)
+    assert [kind().follows_elapsed for kind in kinds] == [False, False, True, True, True]
 
 
 def test_a_hook_of_ones_own_is_one_that_any_class_above_has() -> None:

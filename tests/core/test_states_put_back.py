@@ -249,3 +249,30 @@ def test_roots_are_of_canonical_bytes_whatever_view_a_tensor_is() -> None:
     assert tensor_root("s", torch.tensor(7, dtype=torch.uint8)) == digest(b"\1" + scalar + digest(b"\0\7"))
     both = digest(b"\1" + tensor_root("a", z) + tensor_root("b", weight))
     assert parameter_root({"b": weight, "a": z}) == parameter_root({"a": z, "b": weight}) == both
+
+
+def test_state_keeps_its_keys_whatever_they_are() -> None:
+    state = {
+        "m": torch.ones(2),
+        "ema/fast": torch.full((2,), 2.0),
+        0: torch.full((2,), 3.0),
+        "0": torch.full((2,), 4.0),
+    }
+    found = []
+    for kept in (state, {}):
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = Plain([parameter])
+        optimizer.state[parameter].update(kept)  # type: ignore[arg-type]
+        if kept:
+            saved = optimizer_tensors(optimizer, {id(parameter): "w"})
+        else:
+            restore_optimizer(optimizer, {id(parameter): "w"}, *saved)
+        found.append({key: value.tolist() for key, value in optimizer.state[parameter].items()})
+    assert found[0] == found[1]
+
+
+def test_tensors_that_are_nowhere_are_each_by_itself() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.append(model[0])
+    assert list(model_tensors(model)) == ["0.weight", "0.bias", "1.weight", "1.bias"]

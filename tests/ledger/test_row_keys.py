@@ -68,6 +68,17 @@ def test_classes_have_keys_of_their_own_and_negative_ids_none() -> None:
     assert keys.to_bytes() == before
 
 
+def test_an_id_that_no_row_has_forgets_no_other_rows_key() -> None:
+    keys = RowKeys(ROOT)
+    before = keys.to_bytes()
+    assert [keys.of(row_id) for row_id in (2**63, 2**64 + 5, 2**80)] == [None] * 3
+    keys.forget([2**63, 2**64 + 5, 2**80])
+    assert keys.to_bytes() == before
+    keys.forget(np.array([5, 7]))
+    assert RowKeys.from_bytes(keys.to_bytes()).has(6)
+    assert not (keys.has(5) or keys.has(7))
+
+
 @given(st.lists(IDS, max_size=6), st.lists(st.sampled_from(NAMES), max_size=2), st.lists(IDS, min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_what_is_forgotten_cannot_be_derived_and_all_else_can(

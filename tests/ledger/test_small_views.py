@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.opened import DerivedLedger, open_derived
-from cosmati.ledger.derived.views import COLUMNS, NAMES, _fetched, _of_epoch, make_views, run_sql
+from cosmati.ledger.derived.views import COLUMNS, NAMES, _fetched, _of_epoch, make_views, run_sql, written
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.writer import details_digest
 from cosmati.records.ledger import NO_DETAILS, AmendEntry, CheckpointEntry, EndEntry, ResumeEntry, RunEntry
@@ -231,6 +232,40 @@ def test_what_duckdb_refuses_is_said_with_the_names_of_the_views(shared: Derived
     assert said.startswith("This SQL can't be answered: Parser Error")
     assert said.endswith(f"\nThe views are {', '.join(COLUMNS)}; docs/queries.md has them.")
     assert isinstance(caught.value.__cause__, duckdb.Error)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT nonsense FROM steps", "SELECT CAST('x' || step AS INTEGER) FROM steps", "SELECT 1; SELECT 2"]
+)
+def test_a_question_that_fails_leaves_the_next_its_answer(derived: DerivedLedger, sql: str) -> None:
+    for _ in range(2):
+        with pytest.raises(LedgerError):
+            list(run_sql(derived, sql)[1])
+        assert list(run_sql(derived, "SELECT count(*) FROM steps")[1]) == [(7,)]
+
+
+def test_a_question_takes_no_rows_from_another_that_is_being_read(derived: DerivedLedger) -> None:
+    _, found = run_sql(derived, "SELECT range FROM range(25000)")
+    read = [next(found)]
+    _, other = run_sql(derived, "SELECT -range FROM range(11000)")
+    read += [next(found) for _ in range(10_000)]
+    assert list(other) == [(-number,) for number in range(11_000)]
+    assert [*read, *found] == [(number,) for number in range(25_000)]
+
+
+def test_a_name_that_comes_twice_hides_no_value_in_json() -> None:
+    assert list(written(["a", "b", "a", "a_1", "a"], iter([(1, 2, 3, 4, 5)]), "json")) == [
+        '{"a": 1, "b": 2, "a_1": 3, "a_1_1": 4, "a_2": 5}'
+    ]
+
+
+def test_no_form_hands_on_what_commands_a_terminal() -> None:
+    name, value = "é\x1b[31m", "ü\x9b31m"
+    (line,) = written([name], iter([(value,)]), "json")
+    assert line.isprintable()
+    assert json.loads(line) == {name: value}
+    for form in ("csv", "table"):
+        assert all(text.isprintable() for text in written([name], iter([(value,)]), form))
 
 
 class Pages:

@@ -359,3 +359,9 @@ def test_a_module_without_a_forward_pass_of_its_own_is_looked_into() -> None:
     network = nn.ModuleDict({"one": nn.ModuleList([nn.Linear(1, 1)]), "other": nn.Linear(1, 1)})
     found = [path for path, _ in outermost(network, dict(network.named_parameters()))]
     assert found == ["one.0", "other"]
+
+
+def test_a_number_is_masked_whole() -> None:
+    given = torch.ones((), requires_grad=True)
+    (found,) = torch.autograd.grad(masked(mask_of(0.5), given), given)
+    assert float(found) == 0.5

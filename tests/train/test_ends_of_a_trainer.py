@@ -392,3 +392,18 @@ def test_norms_are_kept_where_somebody_is_told_of_them() -> None:
         trainer = make(observers=observers)
         with trainer:
             assert trainer._needs_outcome is trainer.finite.keeps_norms is bool(observers)
+
+
+def test_data_that_cannot_be_closed_leave_a_run_that_has_ended_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ValueError("I/O operation on closed file")
+
+    trainer = make(ROWS, config={"run_folder": tmp_path})
+    assert trainer.feed is not None
+    monkeypatch.setattr(trainer.feed, "close", refuse)
+    with pytest.raises(ValueError, match="closed file"):
+        trainer.fit()
+    assert (outcome(tmp_path), trainer._run) == ("failed", None)
+    assert make(ROWS, config={"run_folder": tmp_path}).fit().clock.step == 4

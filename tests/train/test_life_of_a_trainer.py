@@ -82,7 +82,7 @@ def test_before_it_is_opened_nothing_has_happened() -> None:
     trainer.save()
     trainer.check_finite()
     trainer.stop()
-    assert trainer.should_stop is False
+    assert trainer.should_stop is True, "a loop of one's own has no step to do"
 
 
 def test_one_observer_is_a_list_of_one_and_no_evaluation_has_no_names() -> None:

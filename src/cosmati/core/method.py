@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
+from types import CodeType
 from typing import ClassVar, Literal
 
 import torch
@@ -184,7 +185,7 @@ class Method(NamedSettings):
     def follows_elapsed(self) -> bool:
         """Whether what it does depends on how far the run is: where its code reads `elapsed`, unless told otherwise."""
         functions = [value for kind in type(self).__mro__ if kind is not Method for value in vars(kind).values()]
-        return any("elapsed" in function.__code__.co_names for function in functions if inspect.isfunction(function))
+        return any(_reads_elapsed(function.__code__) for function in functions if inspect.isfunction(function))
 
     def dilation(self) -> float:
         """BUDGET: return the factor by which the whole run is dilated."""
@@ -350,3 +351,9 @@ def operated(
 def overrides(method: Method, hook: str) -> bool:
     """Say whether a method has a hook of its own."""
     return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def _reads_elapsed(code: CodeType) -> bool:
+    """Say whether a function's code names `elapsed`, or that of a function within it."""
+    within = (one for one in code.co_consts if isinstance(one, CodeType))
+    return "elapsed" in code.co_names or any(map(_reads_elapsed, within))

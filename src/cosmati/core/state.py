@@ -45,7 +45,7 @@ def optimizer_tensors(
             continue
         name = names[id(parameter)]
         for key, value in state.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
                 tensors[f"{name}/{key}"] = value
             else:
                 plain.setdefault(name, {})[key] = value
@@ -248,4 +248,6 @@ def _place(tensor: Tensor) -> object:
     """Return what two names of one tensor have in common; nothing is equal to an empty tensor."""
     if not tensor.numel():
         return object()
-    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    # On `meta` all of them are at 0.
+    place = tensor.data_ptr() or (tensor.untyped_storage()._cdata, tensor.storage_offset())  # noqa: SLF001
+    return tensor.device, place, tuple(tensor.shape), tensor.stride(), tensor.dtype

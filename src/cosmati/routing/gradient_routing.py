@@ -268,7 +268,7 @@ def _broadcast(mask: _Mask, output: Tensor) -> Tensor:
             f"{list(shape)}. Let it give [rows, tokens, ...], or pack each class by itself."
         )
         raise PlanError(msg)
-    factor = factor.view(*shape, *[1] * (output.ndim - len(shape)))
+    factor = factor.view([*shape, *[1] * (output.ndim - len(shape))])
     if mask.cut is None or mask.cut.units is None:
         return factor
     dim, (first, end) = mask.cut.dim, mask.cut.units

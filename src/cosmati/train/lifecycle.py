@@ -139,7 +139,8 @@ class Lifecycle(KnownNames):
             PlanError: the budget is in epochs, which such a loop hasn't: it would never end.
         """
         refuse_endless(self.assembly.budget, own_loop=self.feed is None)
-        return self.assembly.budget.is_over(self.clock) or (self._run is not None and self._run.stop_is_asked())
+        is_asked = self._is_stopped if self._run is None else self._run.stop_is_asked()
+        return is_asked or self.assembly.budget.is_over(self.clock)
 
     def stop(self) -> None:
         """End the run after the step in progress, with a checkpoint: early stopping, say. Before `fit`, at once."""
@@ -313,6 +314,8 @@ class Lifecycle(KnownNames):
             self._run, self._continuity, self._plan, self.clock, self.cuts = opened[:5]
             self._is_training = a.model.training
             stack.push(self._close_run)
+            if self.feed is not None:
+                stack.callback(self.feed.close)  # first, and what it raises is why the run has failed
             if self.prepared.watch is not None:
                 stack.callback(self.prepared.watch.close)
                 self.prepared.watch.start()
@@ -373,9 +376,7 @@ class Lifecycle(KnownNames):
     def _close_run(
         self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        """Write the end, whatever has failed before; workers of a loader end with the run."""
-        if self.feed is not None:
-            self.feed.close()
+        """Write the end, whatever has failed before."""
         self.stopwatch.stop()
         if kind is not None:
             self._ended = outcome_of(kind)

@@ -209,6 +209,7 @@ def _lock(derived: DerivedLedger) -> None:
         "lock_configuration = true",
     ):
         derived.database.execute(f"SET {setting}")
+    derived.database.execute("BEGIN TRANSACTION READ ONLY")
 
 
 def make_views(derived: DerivedLedger) -> None:
