@@ -348,3 +348,24 @@ def test_a_class_is_drawn_once_where_its_kinds_are_alike_and_by_kind_elsewhere()
     ]
     with pytest.raises(PolicyError, match=r"^There's no phase 'zz'\. There are: early, late\.$"):
         heat_map_text(table, "zz")
+
+
+def test_a_class_that_waits_comes_again_where_any_region_takes_it_and_grades_leave_something() -> None:
+    rules: list[dict[str, object]] = [
+        {"class": "f", "phase": "early", "decision": "defer"},
+        {"class": "f", "phase": "late", "region": "tail", "weight": 1},
+    ]
+    for region in ("head", "tail"):
+        found = explain(policy_of(rules), "f", region, "early", taxonomy=TAXONOMY)
+        assert (found.result, found.why.rpartition("; ")[2]) == ("defer", "its rows come again in phase late")
+    measures = {"trust": {"grades": ["low", "high"]}}
+    attenuate = [{"class": "f", "measure": "trust", "grade": "low", "factor": 0}]
+    graded = policy_of(rules, measures=measures, attenuate=attenuate)
+    table = compiled(rules, measures=measures, attenuate=attenuate)
+    for grade, result, why in (
+        ("low", "reject", "once they're lowered"),
+        ("high", "defer", "come again in phase late"),
+    ):
+        told = explain(graded, "f", "head", "early", taxonomy=TAXONOMY, grades={"trust": grade})
+        assert told.result == table.decision[table.row(3, table.find_kind(0, {"trust": grade}))][0] == result
+        assert why in told.why

@@ -132,6 +132,8 @@ def explain(
         return replace(least, class_path=class_path, why=why)
     found = _ruled(policy, class_path, region, phase, band, taxonomy)
     lowering = Lowering(policy)
+    if found.result == "defer":
+        found = _coming_again(policy, found, kind, lowering)
     factor = lowering.factor(class_path, kind, phase, region)
     covering = lowering.covering(class_path, kind, phase, region)
     words = tuple(f"attenuation {number} ({one})" for number, one in covering)
@@ -188,13 +190,28 @@ def _ruled(policy: PolicyFile, class_path: str, region: str, phase: str, band: s
     else:
         others = ", ".join(str(match.number) for match in ahead[1:])
         why = f"no rule beats it, and what else isn't beaten (rule {others}) says the same"
-    result, weight = ahead[0].outcome
-    if result == "defer":
-        later = policy.phase_names[policy.phase_names.index(phase) + 1 :]
-        winners = [(name, front(matching_rules(policy.rules, class_path, region, name, band))) for name in later]
-        admitting = next((name for name, rules in winners if rules and rules[0].outcome[0] == "weight"), None)
-        why += f"; its rows come again in phase {admitting}" if admitting else "; no later phase offers its rows"
-    return Explanation(class_path, region, phase, considered, str(ahead[0]), result, weight, why)
+    return Explanation(class_path, region, phase, considered, str(ahead[0]), *ahead[0].outcome, why)
+
+
+def _coming_again(policy: PolicyFile, found: Explanation, kind: RowKind, lowering: Lowering) -> Explanation:
+    """Say in which phase the rows of a deferred cell come again: where any region takes some."""
+    regions = tuple(sorted(policy.selectors)) or ("all",)
+
+    def offers(phase: str, *, is_lowered: bool = True) -> bool:
+        for region in regions:
+            ahead = front(matching_rules(policy.rules, found.class_path, region, phase, kind.band))
+            factor = lowering.factor(found.class_path, kind, phase, region) if is_lowered else 1.0
+            if ahead and ahead[0].outcome[1] * factor:
+                return True
+        return False
+
+    later = policy.phase_names[policy.phase_names.index(found.phase) + 1 :]
+    if again := next(filter(offers, later), None):
+        return replace(found, why=f"{found.why}; its rows come again in phase {again}")
+    why = f"{found.why}; no later phase offers its rows"
+    if any(offers(phase, is_lowered=False) for phase in later):
+        return replace(found, result="reject", why=f"{why} once they're lowered")
+    return replace(found, why=why)
 
 
 def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
