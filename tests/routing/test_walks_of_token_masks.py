@@ -64,6 +64,16 @@ def test_what_an_objective_is_weighed_by_is_handed_on(given: Tensor | None) -> N
     assert found == [[3.5 * (1.0 if given is None else 2.0)] * WIDTH] * 2
 
 
+def test_of_several_objectives_those_without_a_weight_count_once_and_have_to_be_numbers() -> None:
+    module, tokens = nn.Linear(WIDTH, WIDTH).double(), torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    with masks_of(module):
+        torch.autograd.backward([module(tokens).sum(), module(tokens).sum()], [None, torch.tensor(2.0)])
+        assert module.bias.grad is not None
+        assert module.bias.grad.tolist() == [3.5 * 3] * WIDTH
+        with pytest.raises(RuntimeError, match="only for scalar outputs"):
+            module(tokens).sum(0).backward()
+
+
 @pytest.mark.parametrize(
     "way",
     [

@@ -181,11 +181,12 @@ class TokenMasks(TorchFunctionMode):
     ) -> None:
         """Do what `torch.autograd.backward` does, and stay on in it: what is checkpointed is computed anew there."""
         roots = (roots,) if isinstance(roots, Tensor) else tuple(roots)
-        given = next((one for one in gradients.values() if one is not None), [torch.ones_like(root) for root in roots])
+        given = next((one for one in gradients.values() if one is not None), [None] * len(roots))
+        given = (given,) if isinstance(given, Tensor) else tuple(given)
         with self:
             torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
                 roots,
-                (given,) if isinstance(given, Tensor) else tuple(given),
+                torch.autograd._make_grads(roots, given, is_grads_batched=False),  # noqa: SLF001
                 create_graph if retain_graph is None else retain_graph,
                 create_graph,
                 () if inputs is None else tuple([inputs] if isinstance(inputs, Tensor) else inputs),
