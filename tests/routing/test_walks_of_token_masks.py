@@ -204,3 +204,26 @@ def test_what_ran_apart_is_no_longer_computed_anew_for_zeros() -> None:
     said = r"^inner\.weight is computed anew in the backward pass, within a module that runs once for each route"
     with masks.differentiating(total), pytest.raises(PlanError, match=said):
         total.backward()
+
+
+@pytest.mark.parametrize(("heads", "is_before"), [(2, True), (3, True), (3, False), (2, False)])
+def test_heads_are_never_taken_for_tokens(heads: int, is_before: bool) -> None:
+    norm, tokens = nn.RMSNorm(4).double(), torch.randn(1, 3, heads * 4, dtype=torch.float64)
+    mask = TokenMask.of(torch.tensor([[1.0, 0.0, 0.0]]))
+
+    def output() -> Tensor:
+        split = tokens.view(1, 3, heads, 4)
+        found: Tensor = norm(split) if is_before else norm(split.transpose(1, 2)).transpose(1, 2)
+        return found.sin()
+
+    (expected,) = torch.autograd.grad(output()[:, 0].sum(), norm.weight)
+    masks = TokenMasks({"weight": mask}, {"weight": norm.weight})
+    with masks:
+        objective = output().sum()
+    if heads == 2 and is_before:
+        with masks.differentiating(objective):
+            objective.backward()
+        torch.testing.assert_close(norm.weight.grad, expected, rtol=1e-12, atol=1e-12)
+    else:
+        with pytest.raises(UntappedError, match=r"rms_norm gives \[1, "), masks.differentiating(objective):
+            objective.backward()

@@ -259,6 +259,9 @@ class TokenMasks(TorchFunctionMode):
             one.ndim > layer.axis and (one.shape[0], one.shape[layer.axis]) == self._kinds[0].admits.shape
             for one in (given["input"], output)
         )
+        # As many heads as tokens, and nobody can tell the one from the other.
+        num_tokens = self._kinds[0].admits.shape[1]
+        has_tokens &= not (layer.axis == 1 and num_tokens > 1 and num_tokens in output.shape[2:-1])
         is_known = has_tokens and not any(given.get(option) for option in layer.unknown)
         if zeroed := {name: one for name, one in given.items() if id(one) in self._zeroed}:
             kinds = {id(self._masks[id(one)]): self._masks[id(one)] for one in zeroed.values()}
