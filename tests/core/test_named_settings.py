@@ -44,6 +44,16 @@ def test_settings_by_name_are_taken() -> None:
     assert type(one) is Settings
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needing(Settings):
+    every: str
+
+
+def test_what_has_to_be_given_is_told_first() -> None:
+    assert told(Needing, "1ba") == "Needing takes its settings by name: Needing(every='1ba')."
+    assert told(Needing, "1ba", 0.5) == "Needing takes its settings by name: Needing(every='1ba', rate=0.5)."
+
+
 def test_values_without_a_name_are_told_with_theirs() -> None:
     assert told(Settings, 0.5) == "Settings takes its settings by name: Settings(rate=0.5)."
     assert told(Settings, 0.5, "2ep") == "Settings takes its settings by name: Settings(rate=0.5, budget='2ep')."

@@ -30,7 +30,11 @@ class NamedSettings:
                 signature.bind(None, *values, **settings)
             except TypeError:
                 if len(values) <= len(names) == len(signature.parameters) - 1:
-                    given = dict(zip(names, values, strict=False)) | settings
+                    # What has to be given comes first, whatever a base class adds that has a default.
+                    in_order = sorted(
+                        names, key=lambda name: signature.parameters[name].default is not inspect.Parameter.empty
+                    )
+                    given = dict(zip(in_order, values, strict=False)) | settings
                     if unknown := [name for name in given if name not in names]:
                         raise TypeError(_unknown(cls, unknown[0], given[unknown[0]], names)) from None
                     call = ", ".join(f"{name}={value!r}" for name, value in given.items())
