@@ -83,6 +83,7 @@ class LedgerObserver(Observer):
         self._facts = facts
         self._witnesses = witnesses
         self._stop: Callable[[str], None] = lambda _: None
+        self._timed = 0.0
         self._ranks = ranks
         self._digest = digest
         self._changed = changed
@@ -96,6 +97,7 @@ class LedgerObserver(Observer):
         self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt, self._gone = 0, dict[str, object]()
+        self._sealing = StepSealing()
         self._secrets: RowSecrets | None = None
 
     def on_open(self, run: WatchedRun) -> None:
