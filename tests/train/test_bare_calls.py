@@ -195,3 +195,11 @@ def test_a_step_put_on_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.optim.SGD, "step", step)
     assert _steps(_sgd()) == [0.5, 0.5, 0.5]
     assert called == [1]
+
+
+def test_a_graph_is_let_go_once_it_was_differentiated() -> None:
+    given = torch.ones(3, requires_grad=True)
+    objective = given.sin().sum()
+    run_backward(objective)
+    with pytest.raises(RuntimeError, match="second time"):
+        run_backward(objective)
