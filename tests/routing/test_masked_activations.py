@@ -180,6 +180,8 @@ def test_a_mask_of_tokens_needs_rows_and_tokens_and_something_behind_them(shape:
         _broadcast(mask_of([[1.0, 0.0, 0.5]] * 2), torch.ones(shape))
     assert _broadcast(mask_of([[1.0, 0.0, 0.5]] * 2), torch.ones(2, 3, 1)).shape == (2, 3, 1)
     assert _broadcast(mask_of([[1.0, 0.0, 0.5]] * 2), torch.ones(2, 3, 4, 5)).shape == (2, 3, 1, 1)
+    with pytest.raises(PlanError, match=r"no other dimension \(heads\)"):
+        _broadcast(mask_of([[1.0, 0.0, 0.5]] * 2), torch.ones(2, 3, 3, 5))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cosmati.errors import PlanError
+from cosmati.routing.split_forward import is_by_token
 from cosmati.routing.token_layers import TokenMask
 from cosmati.routing.token_masks import TokenMasks, UntappedError
 
@@ -227,3 +228,46 @@ def test_heads_are_never_taken_for_tokens(heads: int, is_before: bool) -> None:
     else:
         with pytest.raises(UntappedError, match=r"rms_norm gives \[1, "), masks.differentiating(objective):
             objective.backward()
+
+
+class Scaled(nn.Module):
+    """Reads its parameter as no layer does, and so runs once for each route."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (tokens * self.weight.exp()).tanh()
+
+
+@pytest.mark.parametrize(("heads", "is_before"), [(2, True), (3, True), (3, False), (2, False)])
+def test_a_module_that_runs_apart_never_takes_heads_for_tokens(heads: int, is_before: bool) -> None:
+    module, tokens = Scaled(), torch.randn(1, 3, heads * 4, dtype=torch.float64)
+    mask = TokenMask.of(torch.tensor([[1.0, 0.0, 0.0]]))
+
+    def output() -> Tensor:
+        split = tokens.view(1, 3, heads, 4)
+        found: Tensor = module(split) if is_before else module(split.transpose(1, 2)).transpose(1, 2)
+        return found.sin()
+
+    (expected,) = torch.autograd.grad(output()[:, 0].sum(), module.weight)
+    masks = TokenMasks({"weight": mask}, {"weight": module.weight}, {"scaled": module})
+    with masks:
+        objective = output().sum()
+    if heads == 2 and is_before:
+        with masks.differentiating(objective):
+            objective.backward()
+        torch.testing.assert_close(module.weight.grad, expected, rtol=1e-12, atol=1e-12)
+    else:
+        with pytest.raises(UntappedError, match=r"no other dimension \(heads\)"), masks.differentiating(objective):
+            objective.backward()
+
+
+def test_tokens_are_told_by_their_place_unless_heads_are_as_many() -> None:
+    shape = torch.Size([2, 3])
+    by_token = [(2, 3), (2, 3, 5), (2, 3, 3), (2, 3, 4, 5), (2, 3, 4, 3), (2, 3, 0)]
+    assert all(is_by_token(torch.ones(one), shape) for one in by_token)
+    others = [(2,), (3, 2), (2, 4), (2, 4, 3), (2, 3, 3, 5), (2, 3, 4, 3, 5), (1, 3, 5)]
+    assert not any(is_by_token(torch.ones(one), shape) for one in others)
+    assert is_by_token(torch.ones(2, 1, 1, 5), torch.Size([2, 1])), "one head, one token: either way"

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from cosmati.core.function_code import codes_in, names_read
 from cosmati.train import user_code
 from cosmati.train.user_code import (
     attributes_of,
     cell_content,
     code_digest,
-    codes_in,
     defaults_of,
     files_imported,
     functions_of,
@@ -33,7 +33,6 @@ from cosmati.train.user_code import (
     methods_of,
     module_of,
     names_filled,
-    names_read,
     names_said,
     names_written,
     reached,

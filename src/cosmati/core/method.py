@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from types import CodeType
 from typing import ClassVar, Literal
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget, Clock
+from cosmati.core.function_code import names_read
 from cosmati.core.loss import LossFunction, huggingface_loss
 from cosmati.core.named_settings import NamedSettings
 from cosmati.core.own_loss import num_own_classes
@@ -185,7 +185,7 @@ class Method(NamedSettings):
     def follows_elapsed(self) -> bool:
         """Whether what it does depends on how far the run is: where its code reads `elapsed`, unless told otherwise."""
         functions = [value for kind in type(self).__mro__ if kind is not Method for value in vars(kind).values()]
-        return any(_reads_elapsed(function.__code__) for function in functions if inspect.isfunction(function))
+        return any("elapsed" in names_read(one.__code__) for one in functions if inspect.isfunction(one))
 
     def dilation(self) -> float:
         """BUDGET: return the factor by which the whole run is dilated."""
@@ -351,9 +351,3 @@ def operated(
 def overrides(method: Method, hook: str) -> bool:
     """Say whether a method has a hook of its own."""
     return getattr(type(method), hook) is not getattr(Method, hook)
-
-
-def _reads_elapsed(code: CodeType) -> bool:
-    """Say whether a function's code names `elapsed`, or that of a function within it."""
-    within = (one for one in code.co_consts if isinstance(one, CodeType))
-    return "elapsed" in code.co_names or any(map(_reads_elapsed, within))

@@ -24,6 +24,7 @@ from cosmati.core.passing import Passing
 from cosmati.errors import BatchError, PlanError
 from cosmati.records.joint_classes import members_of
 from cosmati.routing.autograd_graph import parameters_reached
+from cosmati.routing.split_forward import is_by_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +262,12 @@ def _broadcast(mask: _Mask, output: Tensor) -> Tensor:
         PlanError: the output has no such units, or of packs no such tokens.
     """
     factor = mask.factor.to(output)
-    shape = tuple(factor.shape)
-    if shape and (output.ndim < 3 or output.shape[:2] != shape):
+    shape = factor.shape
+    if shape and (output.ndim < 3 or not is_by_token(output, shape)):
         msg = (
             f"GradientRouting masks packs by token, and {mask.path} gives {list(output.shape)} for packs "
-            f"{list(shape)}. Let it give [rows, tokens, ...], or pack each class by itself."
+            f"{list(shape)}. Let it give [rows, tokens, ...], with no other dimension (heads) between as long as that "
+            "of tokens; or pack each class by itself."
         )
         raise PlanError(msg)
     factor = factor.view([*shape, *[1] * (output.ndim - len(shape))])

@@ -119,9 +119,18 @@ def replace_forward(module: nn.Module, run: Callable[..., Data]) -> Callable[[],
     return put_back
 
 
+def is_by_token(tensor: Tensor, shape: torch.Size) -> bool:
+    """Say whether a tensor is [rows, tokens, ...], and surely so.
+
+    Of as many heads as tokens, [rows, heads, tokens, width] looks alike. The last dimension may be as long: a width.
+    """
+    num_tokens = shape[1]
+    return tensor.shape[:2] == shape and (num_tokens == 1 or num_tokens not in tensor.shape[2:-1])
+
+
 def reads_tokens(given: Data, shape: torch.Size) -> bool:
     """Say whether a module is given tokens: numbers [rows, tokens], or [rows, tokens, ...] of any kind."""
-    return any(t.shape[:2] == shape and (t.ndim > 2 or not t.is_floating_point()) for t in iterate_tensors(given))
+    return any(is_by_token(t, shape) and (t.ndim > 2 or not t.is_floating_point()) for t in iterate_tensors(given))
 
 
 def run_apart(
@@ -170,7 +179,7 @@ def run_apart(
             )
             raise PlanError(msg)
         found.append(list(iterate_tensors(output)))
-        if len(groups) > 1 and any(t.requires_grad and t.shape[:2] != group.members.shape for t in found[-1]):
+        if len(groups) > 1 and any(t.requires_grad and not is_by_token(t, group.members.shape) for t in found[-1]):
             return None
         if not reads_alike and not _are_alike_but_at_tokens(found[0], found[-1], group.members.shape):
             return None
@@ -181,13 +190,15 @@ def run_apart(
 def _are_alike_but_at_tokens(one: Sequence[Tensor], other: Sequence[Tensor], shape: torch.Size) -> bool:
     """Say whether two runs gave the same numbers wherever these aren't those of tokens, by which they could be told."""
     pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(a.shape[:2] == shape == b.shape[:2] or torch.equal(a, b) for a, b in pairs)
+    return len(one) == len(other) and all(
+        (is_by_token(a, shape) and is_by_token(b, shape)) or torch.equal(a, b) for a, b in pairs
+    )
 
 
 def _merged(groups: Sequence[TokenGroup], parts: Sequence[Tensor], *, reads_alike: bool) -> Tensor:
     """Take each token's part of what a module gave in the run of its group; what isn't learnt may be alike in all."""
     whole = parts[-1]
-    if whole.requires_grad or (not reads_alike and whole.shape[:2] == groups[-1].members.shape):
+    if whole.requires_grad or (not reads_alike and is_by_token(whole, groups[-1].members.shape)):
         for group, part in zip(groups[:-1], parts[:-1], strict=True):
             members = group.members.view(*group.members.shape, *[1] * (part.ndim - 2))
             whole = torch.where(members, part, whole)

@@ -31,6 +31,7 @@ from cosmati.routing.split_forward import (
     TokenGroup,
     gated,
     groups_of,
+    is_by_token,
     reads_tokens,
     replace_forward,
     run_apart,
@@ -242,7 +243,7 @@ class TokenMasks(TorchFunctionMode):
             self._passed, self._within = known  # Nothing of these runs is differentiated.
             return forward(*args, **kwargs)
         if self._keep:
-            read = next(one for one in iterate_tensors(given) if one.shape[:2] == shape).detach()
+            read = next(one for one in iterate_tensors(given) if is_by_token(one, shape)).detach()
             outputs = [one for one in iterate_tensors(output) if one.requires_grad]
             self.tapped += [Tapped(name or "the model", read, one, 1) for one in outputs]
         return output
@@ -259,9 +260,8 @@ class TokenMasks(TorchFunctionMode):
             one.ndim > layer.axis and (one.shape[0], one.shape[layer.axis]) == self._kinds[0].admits.shape
             for one in (given["input"], output)
         )
-        # As many heads as tokens, and nobody can tell the one from the other.
-        num_tokens = self._kinds[0].admits.shape[1]
-        has_tokens &= not (layer.axis == 1 and num_tokens > 1 and num_tokens in output.shape[2:-1])
+        if layer.axis == 1:
+            has_tokens &= is_by_token(output, self._kinds[0].admits.shape)
         is_known = has_tokens and not any(given.get(option) for option in layer.unknown)
         if zeroed := {name: one for name, one in given.items() if id(one) in self._zeroed}:
             kinds = {id(self._masks[id(one)]): self._masks[id(one)] for one in zeroed.values()}
@@ -358,7 +358,8 @@ class TokenMasks(TorchFunctionMode):
         msg = (
             f"Tokens of several classes can't be told apart where these parameters are read: {told}. A layer has to "
             "read [rows, tokens, ...] and be linear, an embedding, a layer or RMS norm, a Conv1d, a product or a sum; "
-            "or a module around it has to map [rows, tokens, ...] to the same, so that it can run once for each route. "
+            "or a module around it has to map [rows, tokens, ...] to the same, so that it can run once for each route; "
+            "and there may be no other dimension (heads) between as long as that of tokens. "
             "Write it so, uncompiled; or pack each class by itself; or give these parameters a region that all classes "
             "may teach alike."
         )

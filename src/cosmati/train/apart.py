@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cosmati.core.function_code import names_read
 from cosmati.train.reach import cached_results
 from cosmati.train.user_code import (
     CACHED,
@@ -32,7 +33,6 @@ from cosmati.train.user_code import (
     functions_of,
     globals_touched,
     is_library,
-    names_read,
 )
 from cosmati.train.user_objects import is_users_own, written_by
 from cosmati.train.values import is_container, items_of

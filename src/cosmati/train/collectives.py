@@ -9,12 +9,13 @@ from typing import NoReturn, TypeVar
 
 from torch import nn
 
+from cosmati.core.function_code import names_read
 from cosmati.core.meetings import MetAloneError, meeting_nobody
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.train.ranks import Ranks
 from cosmati.train.reach import functions_run
-from cosmati.train.user_code import functions_within, methods_called, names_read, reached
+from cosmati.train.user_code import functions_within, methods_called, reached
 
 Result = TypeVar("Result")
 _COLLECTIVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "send", "recv", "permute_tensor")

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from cosmati.train.user_code import CACHED, codes_in, functions_of, hooks_of, is_library, names_read, names_said
+from cosmati.core.function_code import codes_in, names_read
+from cosmati.train.user_code import CACHED, functions_of, hooks_of, is_library, names_said
 
 _SETS_UP = frozenset(
     {f"__{name}__" for name in "init post_init new repr str del eq hash reduce getstate setstate init_subclass".split()}  # noqa: SIM905

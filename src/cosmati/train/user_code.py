@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from cosmati.core.function_code import codes_in, names_read
+
 _MAX_FUNCTIONS = 32
 """Of which the names are read: functions name others."""
 _MAX_FILLING = 1000
@@ -27,19 +29,6 @@ def cell_content(cell: types.CellType) -> object:
         return cell.cell_contents
     except ValueError:  # not filled yet
         return None
-
-
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of the functions within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_in(constant)
-
-
-def names_read(code: types.CodeType) -> set[str]:
-    """Return the globals and attributes that a function's code names."""
-    return {name for one in codes_in(code) for name in one.co_names}
 
 
 @lru_cache(maxsize=1 << 14)

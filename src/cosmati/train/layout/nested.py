@@ -6,10 +6,11 @@ Their parameters aren't in the outer graph. A pass that asks for some gradients 
 from __future__ import annotations
 
 import inspect
-from types import CodeType
 from typing import Any
 
 from torch import Tensor
+
+from cosmati.core.function_code import names_read
 
 _OF_A_PASS = frozenset({"backward", "enable_grad", "set_grad_enabled"})
 """What a function's own backward says where it differentiates: a graph isn't made there without the latter two."""
@@ -35,9 +36,4 @@ def _differentiates(kind: type) -> bool:
     """Say it of a kind of node; those of PyTorch's own have no Python."""
     function = getattr(getattr(kind, "_forward_cls", None), "backward", None)
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
-    return code is not None and not _OF_A_PASS.isdisjoint(_names(code))
-
-
-def _names(code: CodeType) -> set[str]:
-    within = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return {*code.co_names, *(name for one in within for name in _names(one))}
+    return code is not None and not _OF_A_PASS.isdisjoint(names_read(code))
