@@ -251,24 +251,22 @@ def test_roots_are_of_canonical_bytes_whatever_view_a_tensor_is() -> None:
     assert parameter_root({"b": weight, "a": z}) == parameter_root({"a": z, "b": weight}) == both
 
 
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
 def test_state_keeps_its_keys_whatever_they_are() -> None:
-    state = {
-        "m": torch.ones(2),
-        "ema/fast": torch.full((2,), 2.0),
-        0: torch.full((2,), 3.0),
-        "0": torch.full((2,), 4.0),
-    }
-    found = []
-    for kept in (state, {}):
-        parameter = nn.Parameter(torch.ones(2))
-        optimizer = Plain([parameter])
-        optimizer.state[parameter].update(kept)  # type: ignore[arg-type]
-        if kept:
-            saved = optimizer_tensors(optimizer, {id(parameter): "w"})
-        else:
-            restore_optimizer(optimizer, {id(parameter): "w"}, *saved)
-        found.append({key: value.tolist() for key, value in optimizer.state[parameter].items()})
-    assert found[0] == found[1]
+    keys: list[Any] = ["m", "ema/fast", "ema%2Ffast", "%int0", "50%", 0, -7, "0", ("t", 1)]
+    parameter, again = (nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=layout)) for layout in LAYOUTS)
+    optimizer, other = Plain([parameter]), Plain([again])
+    optimizer.state[parameter] = {key: torch.full((2, 3, 4, 4), float(n)) for n, key in enumerate(keys)}
+    tensors, facts = optimizer_tensors(optimizer, {id(parameter): "w.x"})
+    # Each is one of the parameter `w.x`, by which ranks know whose piece it is.
+    assert sum(name.rpartition("/")[0] == "w.x" for name in tensors) == len(keys) - 1
+    restore_optimizer(other, {id(again): "w.x"}, tensors, facts)
+    found = other.state[again]
+    assert {key: float(value.mean()) for key, value in found.items()} == {key: float(n) for n, key in enumerate(keys)}
+    assert {type(key) for key in found} == {str, int, tuple}
+    assert all(found[key].stride() == again.stride() for key in keys[:-1]), "laid out as what they're of"
 
 
 def test_tensors_that_are_nowhere_are_each_by_itself() -> None:

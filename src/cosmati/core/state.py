@@ -45,8 +45,8 @@ def optimizer_tensors(
             continue
         name = names[id(parameter)]
         for key, value in state.items():
-            if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
-                tensors[f"{name}/{key}"] = value
+            if isinstance(value, Tensor) and type(key) in (str, int):
+                tensors[f"{name}/{_written(key)}"] = value
             else:
                 plain.setdefault(name, {})[key] = value
     groups = [
@@ -92,7 +92,8 @@ def restore_optimizer(
             name = names.get(id(parameter))  # A frozen one has none, and no state.
             if name is None:
                 continue
-            own = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
+            parts = [(*key.rpartition("/"), value) for key, value in tensors.items()]
+            own = {_read(key): value for of, _, key, value in parts if of == name}
             # Step counters stay where the optimizer keeps them, on CPU unless its kernels read them; what is shaped as
             # the parameter follows it.
             on_device = bool(group.get("capturable") or group.get("fused"))
@@ -104,6 +105,15 @@ def restore_optimizer(
             if state:
                 optimizer.state[parameter] = state
     optimizer.state.update(saved["other"])
+
+
+def _written(key: str | int) -> str:
+    """Return a key of a parameter's state as the last part of a tensor's name."""
+    return f"%int{key}" if isinstance(key, int) else key.replace("%", "%25").replace("/", "%2F")
+
+
+def _read(text: str) -> str | int:
+    return int(text[4:]) if text.startswith("%int") else text.replace("%2F", "/").replace("%25", "%")
 
 
 def _as_kept(value: Tensor, parameter: Tensor) -> Tensor:
