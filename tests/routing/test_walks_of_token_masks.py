@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cosmati.errors import PlanError
 from cosmati.routing.split_forward import is_by_token
-from cosmati.routing.token_layers import TokenMask
+from cosmati.routing.token_layers import Read, TokenMask, behind
 from cosmati.routing.token_masks import TokenMasks, UntappedError
 
 WIDTH = 3
@@ -271,3 +271,36 @@ def test_tokens_are_told_by_their_place_unless_heads_are_as_many() -> None:
     others = [(2,), (3, 2), (2, 4), (2, 4, 3), (2, 3, 3, 5), (2, 3, 4, 3, 5), (1, 3, 5)]
     assert not any(is_by_token(torch.ones(one), shape) for one in others)
     assert is_by_token(torch.ones(2, 1, 1, 5), torch.Size([2, 1])), "one head, one token: either way"
+
+
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("by itself", lambda whole: whole),
+        ("all of it, seen otherwise", lambda whole: whole.view(2, 3, 1, 4).view(2, 3, 4)),
+        ("a part", lambda whole: whole[:, :, :4]),
+    ],
+)
+def test_what_a_layer_gives_is_tapped_though_it_is_a_view(name: str, view: Callable[[Tensor], Tensor]) -> None:
+    """The gradient by the parameter is the formula's, of admitted tokens alone; that by the input is left alone."""
+    tokens, parameter = torch.randn(2, 3, 5), nn.Parameter(torch.randn(5))
+    admits = torch.tensor([[True, False, True], [False, True, True]])
+    source = torch.randn(2, 3, 8 if name == "a part" else 4, requires_grad=True)
+    output = view(source * 1.0)
+    seen: list[Tensor] = []
+
+    def formula(gradient: Tensor, read_tokens: Tensor, _: Read) -> Tensor:
+        seen.append(gradient)
+        return torch.einsum("rtw,rti->i", gradient, read_tokens)
+
+    read = Read(parameter.shape, TokenMask.of(admits.double()), {}, formula, output.shape, 1)
+    found = behind(output, parameter, tokens, read)
+    assert found.shape == output.shape
+    assert torch.equal(found, output)
+    factor = torch.randn_like(found)
+    (found * factor).sum().backward()
+    (gradient,), admitted = seen, factor * admits[..., None]
+    assert torch.equal(gradient, admitted)
+    torch.testing.assert_close(parameter.grad, torch.einsum("rtw,rti->i", admitted, tokens))
+    (expected,) = torch.autograd.grad((view(source * 1.0) * factor).sum(), source)
+    assert torch.equal(source.grad, expected)  # type: ignore[arg-type]

@@ -270,7 +270,12 @@ def test_without_a_ledger_nothing_is_rejected(world: World, tmp_path: Path) -> N
 def test_other_keys_are_an_entry_and_no_more(world: World, tmp_path: Path, undisturbed: str) -> None:
     world.trainer(tmp_path / "run", {5: rotate(PII)}).fit()
     assert weights(tmp_path / "run") == undisturbed
-    before, after = verify_ledger(tmp_path / "run" / "ledger").provenance
+    report = verify_ledger(tmp_path / "run" / "ledger")
+    before, after = report.provenance
+    (amendment,) = report.amendments
+    assert [(name, was.partition(": ")[0]) for name, was, _ in amendment.changes] == [
+        ("provenance", f"firm/{PII}/bob/1")
+    ]
     assert [one["target"] for one in before["sources"]] == [one["target"] for one in after["sources"]]
     keys = {one["target"]: one["keyids"] for one in after["sources"]}
     assert keys[f"firm/{PII}/bob/1"] == [world.people.keys["dora"].keyid]

@@ -33,6 +33,12 @@ def test_a_class_is_looked_up_at_its_step(class_id: int, step: int) -> None:
     assert ROUTER.route_of(class_id, step, is_empty=True) == expected._replace(offered=False)
 
 
+@pytest.mark.parametrize("router", [ROUTER, Router(None, REGIONS, ())])
+def test_of_no_microbatch_a_route_counts_nothing(router: Router) -> None:
+    found = router.route_of(1, 0)
+    assert (found.num_rows, found.num_tokens) == (0, 0)
+
+
 def test_a_step_outside_the_run_has_no_route() -> None:
     with pytest.raises(PolicyError, match="Step 20"):
         ROUTER.route_of(1, 20)

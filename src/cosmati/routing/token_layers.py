@@ -37,13 +37,13 @@ class TokenMask(NamedTuple):
         """Move it."""
         return TokenMask(self.admits.to(device), None if self.scale is None else self.scale.to(device))
 
-    def chosen(self, own: Tensor, other: Tensor, axis: int = 1) -> Tensor:
+    def chosen(self, own: Tensor, other: Tensor, axis: int) -> Tensor:
         """Return the first at admitted tokens, and the second at denied ones, both [rows, tokens, ...] as in `over`."""
         shape = [1] * own.ndim
         shape[0], shape[axis] = self.admits.shape
         return torch.where(self.admits.view(shape), own, other)
 
-    def over(self, gradient: Tensor, axis: int = 1) -> Tensor:
+    def over(self, gradient: Tensor, axis: int) -> Tensor:
         """Return each token's gradient times its weight; 0 for denied tokens, even where theirs isn't finite.
 
         Args:
@@ -191,8 +191,8 @@ TAP: type = _Tap._backward_cls  # noqa: SLF001  (a tap in a graph)
 
 def behind(output: Tensor, parameter: Tensor, tokens: Tensor, read: Read) -> Tensor:
     """Tap an output; of one that is a view, what it's a view of, since that one is the layer's own."""
-    own, base = output, output._base  # noqa: SLF001
-    if output._is_view():  # noqa: SLF001
-        own = base if base is not None and base.numel() == output.numel() else output.clone()
+    own = output
+    if (base := output._base) is not None:  # noqa: SLF001
+        own = base if base.numel() == output.numel() else output.clone()
     tapped: Tensor = _Tap.apply(own, parameter, tokens, read)  # type: ignore[no-untyped-call]
     return tapped.view(read.shape) if tapped.shape != read.shape else tapped

@@ -14,6 +14,7 @@ from cosmati.core.plan import Promise
 from cosmati.data.graded import SourceKind
 from cosmati.data.in_memory import InMemory
 from cosmati.data.packed import PackedSource, pack_tensors
+from cosmati.errors import PlanError
 from cosmati.models.gpt import GPT
 from cosmati.routing.gradient_routing import GradientMask, GradientRouting
 from cosmati.routing.policy_file import load_policy
@@ -128,6 +129,18 @@ def test_a_grade_is_cut_by_its_own_denials_whatever_else_of_its_class_is_there(g
     expected = by_document(model().double(), first_step(data), [{**one, "rest": 1.0} for one in weights], cut)
     for name, p in network.named_parameters():
         torch.testing.assert_close(before[name] - p.detach(), expected[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_packs_whose_every_way_to_what_they_may_teach_is_cut_are_refused() -> None:
+    """Each region is admitted to some tokens, and none to all of them."""
+    weights = {
+        "open": {"mlp": 0.0, "block": 1.0, "rest": 0.0},
+        "doubtful": {"mlp": 1.0, "block": 0.0, "rest": 0.0},
+        "personal": {"mlp": 1.0, "block": 0.0, "rest": 0.0},
+    }
+    step([GradientRouting(cuts=(GradientMask(classes="open", module="blocks.1"),))], source(documents()), weights)
+    with pytest.raises(PlanError, match="doubtful, open, personal can teach nothing at all"):
+        step([GradientRouting(cuts=(GradientMask(classes="**", module="blocks.1"),))], source(documents()), weights)
 
 
 def test_cuts_of_some_units_by_token() -> None:

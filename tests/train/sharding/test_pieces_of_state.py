@@ -88,6 +88,38 @@ def test_pieces_of_an_optimizers_state(threads: Threads, divisible: set[int]) ->
     assert num == sum(one.numel() for key, one in truth.items() if key.endswith("exp_avg"))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_norms_of_pieces_are_as_precise_as_they_are(threads: Threads, kind: torch.dtype) -> None:
+    """What one rank holds whole, and what's cut: every rank has the norm of the whole, to its type's last bits."""
+    whole = {f"p{index}": one.to(kind) for index, one in enumerate(tensors())}
+    expected = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in whole.values()])
+
+    def work(ranks: Ranks) -> Tensor:
+        made = [nn.Parameter(one) for one in tensors()]
+        pieces = cut([one.numel() for one in made], {0, 4}, (), ranks.world, 16)
+        owned = OwnedCut(ranks, [Parameter(i, f"p{i}", 0, one) for i, one in enumerate(made)], pieces)
+        found = owned.norms({name: owned.piece(name, one) for name, one in whole.items()})
+        assert {one.dtype for one in found} == {kind}
+        return torch.stack(found).double()
+
+    for found in threads.run(work):
+        torch.testing.assert_close(found, expected, rtol=8 * torch.finfo(kind).eps, atol=0)
+
+
+def test_of_a_rank_that_has_nothing_nothing_travels(threads: Threads) -> None:
+    """An empty tensor is the first rank's; the second one has all there is."""
+    made = [nn.Parameter(torch.empty(0)), nn.Parameter(torch.arange(3.0))]
+
+    def work(ranks: Ranks) -> Any:
+        pieces = [Piece(0, 0, 0, 0), Piece(1, 0, 3, 1)]
+        owned = OwnedCut(ranks, [Parameter(i, f"p{i}", 0, one) for i, one in enumerate(made)], pieces)
+        own = {f"p{i}": owned.piece(f"p{i}", one.detach()).reshape(-1) for i, one in enumerate(made)}
+        return [(name, run.tolist()) for name, _, run in owned.travelled(own)]
+
+    for found in threads.run(work):
+        assert found == [("p0", []), ("p1", [0.0, 1.0, 2.0])]
+
+
 def rows_cut(ranks: Ranks) -> RowCut:
     return RowCut({f"p{i}": RowsCut(shape, ranks.world) for i, shape in enumerate(SHAPES) if shape}, ranks)
 
