@@ -20,6 +20,8 @@ from tests.forget.test_signed_stops import DATA as ROWS
 from tests.forget.test_signed_stops import people as people  # noqa: PLC0414  (a fixture)
 from tests.provenance.authority.test_policies import PolicyPeople
 
+pytestmark = pytest.mark.long
+
 
 def test_an_auditor_verifies_what_a_deletion_made_across_a_stop(people: PolicyPeople, tmp_path: Path) -> None:
     run = stopped_at_3(tmp_path / "run", people.open())

@@ -36,6 +36,8 @@ from cosmati.ledger.witness import Witness, create_witness
 from tests.forget.samples import bare, forgotten, maker, trained
 from tests.train.isolated.samples import source
 
+pytestmark = pytest.mark.long
+
 SEED = "the auditor's"
 
 

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 pytest.importorskip("model_signing", reason="the extra `audit` isn't installed")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:

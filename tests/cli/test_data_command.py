@@ -16,6 +16,8 @@ from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.streaming import StreamingDataset
 from tests.cli.test_cli import call, refused, succeed
 
+pytestmark = pytest.mark.long
+
 MIT = ("--class", "open/permissive", "--licence", "MIT")
 
 

@@ -93,6 +93,7 @@ def test_a_plan_for_programs(recipe: Path) -> None:
     assert told["memory"]["backward"]["activations"] == told["measured"]["activations"] > 0
 
 
+@pytest.mark.long
 def test_a_plan_of_copies_on_fewer_ranks(recipe: Path) -> None:
     settings = ("--set", "config.sharding=full", "--set", "config.shard_ranks=2")
     assert "on 4 ranks, this machine's processor, full, cut over 2 ranks" in call(

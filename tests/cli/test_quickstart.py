@@ -27,6 +27,8 @@ from cosmati.recipes.quickstart import QuickstartSize
 from cosmati.records.governance import GovernanceFacts
 from cosmati.records.study import StudyRecord
 
+pytestmark = pytest.mark.long
+
 SIZE = QuickstartSize(
     language_steps=4,
     search_steps=2,

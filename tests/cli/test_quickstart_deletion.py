@@ -24,6 +24,8 @@ from cosmati.records.deleted import DELETED_FILE, DeletedRecord
 from tests.cli.test_quickstart import SIZE
 from tests.forget.samples import differing, tensors
 
+pytestmark = pytest.mark.long
+
 TASK = SIZE.language
 RECIPE = governed_recipe(SIZE, [Trial("composition", 0.03, 1.0)], quickstart_policy(), seed=0)
 

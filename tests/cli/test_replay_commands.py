@@ -16,6 +16,8 @@ from cosmati.ledger.replay_result import ReplayResult
 from cosmati.ledger.row_keys import RowKeys
 from cosmati.ledger.spot_check import choose_segments
 
+pytestmark = pytest.mark.long
+
 RECIPE = '''
 import torch
 from torch import nn

@@ -16,6 +16,8 @@ from tests.processes import PythonProcess
 
 from .test_ledger_commands import no, unanswered, yes
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

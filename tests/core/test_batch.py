@@ -63,6 +63,7 @@ def test_every_nest_is_read_selected_and_replaced(data: object) -> None:
     assert torch.equal(batch.input, next(iterate_tensors(data)))
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=6), st.lists(st.integers(0, 5), min_size=1, max_size=9))
 def test_lineage_follows_mixing_and_selection(partners: list[int], chosen: list[int]) -> None:
     ids = torch.arange(6) * 10

@@ -47,6 +47,7 @@ def test_position_key_is_the_mixing_chain(seed: int, position: list[int]) -> Non
     assert position_key(seed, "forward", *position) == key >> 1 < 2**63
 
 
+@pytest.mark.long
 @given(seeds, st.permutations(range(12)))
 def test_permuted_rows_have_permuted_draws(seed: int, order: list[int]) -> None:
     ids = torch.arange(12) * 1000 + 7

@@ -236,6 +236,7 @@ def test_too_little_source_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.long
 def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = load_python_library(sequence_length=64, max_bytes=400_000)
     monkeypatch.chdir(tmp_path)

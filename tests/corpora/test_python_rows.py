@@ -12,6 +12,8 @@ from cosmati.corpora.python_rows import read_python_packages
 from cosmati.errors import DataError
 from tests.corpora.test_python_library import code, install
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:

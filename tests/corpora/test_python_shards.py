@@ -12,6 +12,8 @@ from cosmati.corpora.python_library import load_python_library
 from cosmati.corpora.python_shards import user_cache, write_python_shards
 from cosmati.data.streaming import StreamingDataset
 
+pytestmark = pytest.mark.long
+
 
 def test_shards_hold_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = load_python_library(sequence_length=64, max_bytes=200_000)

@@ -20,6 +20,8 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.store.index import RunIndex
 from tests.explorer.test_run_view import trainer_in
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -145,6 +145,7 @@ def test_more_seeds_than_anybody_runs_are_not_counted() -> None:
             assert text in noise_sentences(study(arms, seeds=(0, 1, 2)))[-1]
 
 
+@pytest.mark.long
 def test_predictions_stand_beside_what_came() -> None:
     predictions = (
         Prediction("fast", "baseline", "step", 1.5),

@@ -17,6 +17,8 @@ from cosmati.study.statistics import Estimate
 from tests.explorer.samples import demo_study
 from tests.study.oracles import log_quality, study
 
+pytestmark = pytest.mark.long
+
 
 def test_tables_have_the_studys_figures() -> None:
     record = demo_study()

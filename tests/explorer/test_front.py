@@ -65,6 +65,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+@pytest.mark.long
 def test_parts_of_a_study_are_what_its_bundle_holds(served: Served) -> None:
     whole = study_view(demo_study(num_seeds=2), "study-1")
     page = served.get("/studies/mine/digits")[1]

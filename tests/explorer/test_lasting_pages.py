@@ -23,6 +23,8 @@ from cosmati.store.summary import key_of
 from tests.explorer.test_server import Served
 from tests.store.samples import run_record, write_run
 
+pytestmark = pytest.mark.long
+
 FRONT = ("/", "/runs", "/live", "/problems")
 STEPS = [{"step": n, "rows": 8 * n, "seconds": n / 2, "loss": 1 / n} for n in range(1, 9)]
 

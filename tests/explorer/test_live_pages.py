@@ -23,6 +23,8 @@ from tests.explorer.test_server import EVIL, Served
 from tests.processes import PythonProcess
 from tests.store.samples import begin_study, run_record, small_study, write_run
 
+pytestmark = pytest.mark.long
+
 
 class LivePage:
     """What the page's script does, in Python: it asks with what the last answer gave, and holds points by the rule."""

@@ -13,6 +13,8 @@ import cosmati.optim
 from cosmati.core.method import Method
 from cosmati.explorer.method_words import exclusive_with, known_methods, method_key, words_of
 
+pytestmark = pytest.mark.long
+
 
 def test_every_method_is_known_with_its_own_first_paragraph() -> None:
     found = known_methods()

@@ -127,6 +127,7 @@ def chunks(png: bytes, kind: bytes) -> Iterator[bytes]:
         place += 12 + length
 
 
+@pytest.mark.long
 def test_without_a_browser_or_without_runs_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 

@@ -31,6 +31,8 @@ from tests.explorer.test_run_view import change_a_loss, trainer_in
 from tests.explorer.test_server import EVIL, Served, data_of
 from tests.store.samples import run_record, write_run, write_study
 
+pytestmark = pytest.mark.long
+
 CHOSEN = "/?study=Digits%2C+small+network"
 
 

@@ -75,6 +75,7 @@ def plain(page: str) -> str:
     return page.replace(report.plotly_source(), "")
 
 
+@pytest.mark.long
 def test_structure_is_sound(source: str) -> None:
     page = Page(plain(source))
     assert page.open == []
@@ -198,6 +199,7 @@ def hostile_run() -> RunView:
     )
 
 
+@pytest.mark.long
 def test_hostile_text_stays_text() -> None:
     study = demo_study(2)
     arms = tuple(

@@ -37,6 +37,8 @@ from cosmati.models.mlp import MLP
 from cosmati.optim import SGD
 from tests.processes import PythonProcess
 
+pytestmark = pytest.mark.long
+
 # Names that HTML, Plotly and Jinja would read as something else.
 NAME = "<b>x</b> {{ 7*7 }} %{x} № 訓練"
 TAXONOMY = Taxonomy("mine", "1", (("open/a", "one"), ("shut/b", "two"), ("shut/c", "three"), ("unseen", "none")))

@@ -80,6 +80,7 @@ def data_of(page: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_the_first_page_draws_one_tasks_points(served: Served) -> None:
     status, page, _ = served.get("/")
     assert status == 200
@@ -120,6 +121,7 @@ def test_a_run_and_a_study_have_pages(served: Served) -> None:
     assert "Tradeoff curves" in page
 
 
+@pytest.mark.long
 def test_text_of_users_is_escaped_everywhere(served: Served) -> None:
     for path in ("/", "/?task=", "/runs", "/studies/evil", f"/runs?text={EVIL}", f"/runs?study={EVIL}", "/problems"):
         page = served.get(path.replace("<", "%3C").replace(">", "%3E"))[1]

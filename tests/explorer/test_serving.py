@@ -20,6 +20,8 @@ from tests.explorer.serving import OFTEN, ExploreServer, child_environment
 from tests.processes import PythonProcess, run_python
 from tests.store.samples import run_record, small_study, write_run, write_study
 
+pytestmark = pytest.mark.long
+
 WRITER = """
 import sys, time
 from pathlib import Path

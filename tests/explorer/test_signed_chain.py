@@ -21,6 +21,8 @@ from cosmati.provenance.rehearsal import rehearsed
 from cosmati.routing.policy_file import load_policy
 from tests.audit.signed_runs import POLICY, make_run, trained
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,6 +14,8 @@ from cosmati.records.study import StudyRecord
 from tests.explorer.samples import wobble
 from tests.study.oracles import log_quality, study
 
+pytestmark = pytest.mark.long
+
 
 def sample(**changes: object) -> StudyRecord:
     """`fast` needs half the steps; a step of `dear` takes three times as long."""

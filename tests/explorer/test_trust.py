@@ -17,6 +17,8 @@ from cosmati.explorer.trust_drawing import MAX_REGIONS, MAX_RIBBONS, TrustDrawin
 from cosmati.records.governance import ContributionTotal, GovernanceFacts
 from tests.explorer.samples import demo_facts, demo_run
 
+pytestmark = pytest.mark.long
+
 DECLARED = Trust(sources=(), opened="", policy=None, policy_digest="ab" * 32, operator="0f1e2d3c")
 POLICY = SignedSource("policy/main/3", ("77" * 32,), "99" * 32, "2027-01-01", None)
 

@@ -18,6 +18,8 @@ from cosmati.recipes.recipe import Recipe
 from cosmati.records.study import Setting
 from cosmati.study.search import Dimension
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 
 

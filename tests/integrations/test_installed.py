@@ -12,7 +12,7 @@ from tests.integrations.runs import Values, begun_again, make, told
 
 __all__ = ["place"]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of other people's packages
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.long]
 
 
 def named(values: Values, first: int, last: int) -> dict[tuple[str, int], list[float]]:

@@ -174,6 +174,7 @@ def test_tables_name_what_they_were_made_from_and_how_many_rows_they_have(
     )
 
 
+@pytest.mark.long
 def test_a_part_ends_with_the_bundle_in_which_it_has_enough_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_stale_writer_signs_nothing_that_it_flushed_before(tmp_path: Path) -> 
     assert verify_ledger(tmp_path / "l").num_steps == 4
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_flush_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL can't show a missing sync, since the kernel keeps what was written; so the calls are counted."""

@@ -65,6 +65,7 @@ def test_method_has_torch_bits(seed: int, threshold: float, kind: Any) -> None:
     assert all(torch.equal(value, found[name]) for name, value in held(net).items())
 
 
+@pytest.mark.long
 @given(st.integers(0, 50), st.floats(0.01, 5), st.floats(0.1, 10))
 def test_norm_is_at_most_the_threshold(seed: int, threshold: float, scale: float) -> None:
     net = model(seed, scale)

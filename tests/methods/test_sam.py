@@ -35,6 +35,7 @@ def perturbed(method: SAM, values: dict[str, Tensor], step: int = 0) -> dict[str
     return None if found is None else dict(found.tensors)
 
 
+@pytest.mark.long
 @given(st.integers(0, 99), st.floats(1e-3, 10), st.floats(1e-3, 1e3))
 def test_against_the_formula(seed: int, rho: float, scale: float) -> None:
     values = gradients(seed, scale)

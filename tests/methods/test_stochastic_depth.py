@@ -96,6 +96,7 @@ def test_sample_skips_rows_and_scales_the_rest(rows: int, rate: float, seed: int
         torch.testing.assert_close(output[row].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_both_ways_have_the_mean_of_evaluation() -> None:
     for method in ("block", "sample"):
         block = apply_stochastic_depth(Add(2.0), "Add", method, 0.3)  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ def walk(method: SWA, num_steps: int, span: Budget, learnt: dict[int, frozenset[
     return method.evaluation_weights(state, at), path
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(0, 20), length=st.integers(1, 20), interval=st.integers(1, 7))
 def test_is_the_mean_of_the_weights_at_its_moments(start: int, length: int, interval: int) -> None:

@@ -140,6 +140,7 @@ def test_composes_with_other_surgery(blur_first: bool) -> None:
     torch.testing.assert_close(changed(image), expected)
 
 
+@pytest.mark.long
 def test_copies_exports_and_low_precision() -> None:
     net = copy.deepcopy(apply_weight_standardization(Net())).eval()
     image = random(1, 3, 16, 16)

@@ -131,6 +131,7 @@ def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -
         build()(torch.randn(1, 1, 7, 8), torch.tensor([0]))
 
 
+@pytest.mark.long
 def test_it_learns_to_denoise_digits_with_draws_that_follow_from_the_position() -> None:
     images = load_digits_images(8).train.images[:256]
     seen: list[Tensor] = []

@@ -167,6 +167,7 @@ def test_numbers_that_do_not_fit_are_refused(changes: dict[str, Any], said: str)
         config(**changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("balance", ["sequence", "bias"])
 def test_it_learns_a_text(balance: Any) -> None:
     text = torch.frombuffer(bytearray(b"the cat sat on the mat and the dog sat on the log. " * 40), dtype=torch.uint8)

@@ -22,6 +22,8 @@ from cosmati.models.state_space import (
 )
 from cosmati.optim import AdamW
 
+pytestmark = pytest.mark.long
+
 SMALL = {"vocabulary_size": 11, "width": 6, "num_blocks": 2, "num_heads": 3, "state_size": 4, "kernel_size": 3}
 
 

@@ -88,6 +88,7 @@ def test_polynomial_against_torch(steps: int, power: float) -> None:
     assert run(Polynomial(power=power), budget(steps)) == pytest.approx(theirs)
 
 
+@pytest.mark.long
 @given(st.integers(2, 60), WARMUPS)
 def test_a_line_to_zero_is_a_line(steps: int, warmup: str) -> None:
     length = budget(20 + steps)
@@ -113,6 +114,7 @@ def test_dilates_with_the_budget(schedule: Schedule, step: int, ratio: float) ->
     assert distance <= 0.1251
 
 
+@pytest.mark.long
 @given(ALL, st.integers(60, 120))
 def test_warm_up_rises_to_one_and_multiplies_nothing_after(schedule: Schedule, steps: int) -> None:
     rates = run(schedule, budget(steps))

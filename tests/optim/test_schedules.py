@@ -75,6 +75,7 @@ def test_continuous(schedule: Schedule, start: float, gap: float) -> None:
     assert abs(here - there) <= 400 * gap + 1e-9
 
 
+@pytest.mark.long
 @given(SCHEDULES, st.floats(0, 1), st.sampled_from([0.5, 2.0, 3.7]))
 def test_dilates_with_the_budget(schedule: Schedule, elapsed: float, ratio: float) -> None:
     """A longer run is the same curve; the length of one step is all that may differ."""

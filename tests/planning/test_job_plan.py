@@ -221,6 +221,7 @@ def test_this_machine_is_measured() -> None:
     assert device.memory_gb == own_memory() / 1e9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seconds", "side", "calls"), [(1e-3, 1024, 3), (0.5, 256, 1)])
 def test_a_processor_that_is_slow_at_a_type_is_measured_by_small_products(
     monkeypatch: pytest.MonkeyPatch, seconds: float, side: int, calls: int

@@ -22,6 +22,8 @@ from tests.planning import recipes
 from tests.planning.made import made
 from tests.planning.test_memory_plan import allocated
 
+pytestmark = pytest.mark.long
+
 
 def large(*methods: Method) -> Recipe:
     return recipes.images(*methods, side=64)

@@ -12,6 +12,8 @@ import pytest
 
 from cosmati.storage.lock import FileLock, is_locked
 
+pytestmark = pytest.mark.long
+
 HOLD = "import sys, time; from pathlib import Path; from cosmati.storage.lock import FileLock\n"
 HOLD += "lock = FileLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(100)"
 

@@ -40,6 +40,7 @@ def blake(data: bytes) -> bytes:
     return blake3.blake3(data).digest()
 
 
+@pytest.mark.long
 @given(st.lists(st.binary(max_size=3), max_size=40))
 def test_the_tree_has_the_root_at_each_size_and_goes_on_from_its_edge(entries: list[bytes]) -> None:
     tree, other = MerkleTree(), MerkleTree(digest=blake)

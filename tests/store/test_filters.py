@@ -68,6 +68,7 @@ def few(values: Any) -> Any:
     return st.lists(values, min_size=1, max_size=3).map(tuple)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_a_filter_lets_through_what_python_does(index: RunIndex, data: st.DataObject) -> None:
     runs = index.runs(limit=1000)

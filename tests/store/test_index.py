@@ -163,6 +163,7 @@ def test_two_processes_refresh_one_store(tmp_path: Path) -> None:
     assert len(all_runs(index)) == 8 + number
 
 
+@pytest.mark.long
 def test_a_refresh_that_is_killed_leaves_a_sound_index(tmp_path: Path) -> None:
     for number in range(60):
         write_study(tmp_path / f"s{number}", small_study(f"s{number}", seeds=range(10)))

@@ -21,6 +21,7 @@ from tests.store.samples import HOSTILE, run_record, write_run
 NAMES = st.sampled_from(("loss", 'a"b', "a/b~c", "ü", "Loss"))
 
 
+@pytest.mark.long
 @given(st.lists(st.dictionaries(NAMES, st.one_of(st.floats(-9, 9), st.none(), st.text())), max_size=9), st.data())
 def test_whatever_is_written_between_looks_each_line_comes_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]], data: st.DataObject
@@ -119,6 +120,7 @@ def test_a_measure_may_be_called_anything(tmp_path: Path, name: str) -> None:
     assert list(zip(found.steps, found.values, strict=True)) == points
 
 
+@pytest.mark.long
 def test_a_copy_says_what_the_lines_say_and_counts_while_they_stay(tmp_path: Path) -> None:
     steps = [{"step": n, "rows": 32 * n, "loss": 1 / (n + 1), "learning_rate": None, "at": 0.1 * n} for n in range(300)]
     evaluations = [{"step": 10, "accuracy": 0.5}, {"step": 20, "accuracy": 1, "note": "it's"}]

@@ -113,6 +113,7 @@ def test_one_seed_and_one_budget() -> None:
     assert len(tradeoff_curve(single, "fast").points) == 1
 
 
+@pytest.mark.long
 @given(
     st.lists(st.floats(0.1, 0.9), min_size=2, max_size=6),
     st.lists(st.floats(1.0, 3.0), min_size=6, max_size=6),
@@ -266,6 +267,7 @@ def test_axes_that_were_not_counted_are_refused() -> None:
         speed_up_at_equal_quality(record, "fast", axis="tokens")
 
 
+@pytest.mark.long
 def test_coverage_of_the_speed_up() -> None:
     """Noise of its own in each arm: about 95 % of the intervals hold the true ratio."""
     generator = np.random.Generator(np.random.Philox(11))

@@ -240,6 +240,7 @@ def fast_fails_at_once(name: str, budget: float, seed: int) -> FakeRun:
     return FakeRun(budget, 1.0, seconds=0.5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_processes")
 def test_an_arm_that_fails_while_another_still_runs_stops_nothing(tmp_path: Path) -> None:
     arms = {name: Arm(start=partial(fast_fails_at_once, name), recipe_text=name) for name in ("baseline", "fast")}

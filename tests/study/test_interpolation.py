@@ -13,6 +13,8 @@ from scipy.optimize import brentq
 
 from cosmati.study.interpolation import MonotoneCubic
 
+pytestmark = pytest.mark.long
+
 HEIGHTS = st.sampled_from([-2.0, -0.7, 0.0, 0.1, 0.11, 0.5, 3.0])
 
 

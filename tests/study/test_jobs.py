@@ -28,6 +28,8 @@ from tests.processes import PythonProcess
 from tests.study.fake_runs import STALL, FakeRun, diverging_start, dying_start, failing_start, study_start
 from tests.train.test_bad_input import full_beyond
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARMS = ("baseline", "fast")
 quick = pytest.mark.usefixtures("quick_processes")

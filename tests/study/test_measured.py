@@ -23,6 +23,8 @@ from cosmati.study.runner import LINES_FILE, hardware_of, run_study
 from cosmati.train import lifecycle, timing
 from tests.train.hand_made import Ticks
 
+pytestmark = pytest.mark.long
+
 X, Y = torch.randn(64, 4), torch.arange(64) % 2
 
 

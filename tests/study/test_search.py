@@ -128,6 +128,7 @@ def test_an_optimum_that_stays_at_an_edge_is_left_there_after_the_last_round(tmp
     assert (record["a"].dimensions[0].widened, len(record["a"].trials)) == (0, 14)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_every_arm_has_the_same_number_of_runs_at_each_budget(data: st.DataObject) -> None:

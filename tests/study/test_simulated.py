@@ -10,6 +10,8 @@ from benchmarks import statistics
 from cosmati.study import comparison
 from cosmati.study import statistics as intervals
 
+pytestmark = pytest.mark.long
+
 
 def run(folder: Path, *arguments: str, studies: int = 60) -> int:
     return statistics.main(["--studies", str(studies), *arguments], folder)

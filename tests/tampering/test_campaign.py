@@ -17,6 +17,8 @@ from .proof_trials import ConsistencyTarget, InclusionTarget
 from .sumdb import Sumdb, has_sumdb, sumdb
 from .trials import FOUND, HARMLESS, Target, campaign
 
+pytestmark = pytest.mark.long
+
 Making = Callable[[Path, Sumdb | None], Target]
 
 

@@ -18,6 +18,8 @@ from tools.mutants.operators import IMPORTED, Mutant, find
 from tools.mutants.sample import draw, mutants_of, read_equivalents
 from tools.mutants.sandbox import Sandbox
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

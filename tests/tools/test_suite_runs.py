@@ -10,6 +10,8 @@ import pytest
 
 from tools.suite_runs import SuiteRun, add, busy, green_in_a_row, main, read, told
 
+pytestmark = pytest.mark.long
+
 RUN = SuiteRun(
     date="2026-01-01 00:00",
     commit="abcd1234",

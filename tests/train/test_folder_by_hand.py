@@ -54,6 +54,7 @@ def test_each_that_opens_it_has_the_next_number(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b" / "checkpoints").is_dir()
 
 
+@pytest.mark.long
 def test_another_of_this_process_is_told_from_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.open(tmp_path, FACTS)
     with pytest.raises(RunError, match=rf"^Another Trainer of this process has {tmp_path} open\. End its") as caught:

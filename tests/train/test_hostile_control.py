@@ -22,6 +22,8 @@ from cosmati.train.observers import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
+
 
 class Failing(Observer):
     """Fails once, at a place of the third step."""

@@ -25,6 +25,8 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.run.checkpoints import list_checkpoints
 
+pytestmark = pytest.mark.long
+
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(64, 8, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
 

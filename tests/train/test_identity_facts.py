@@ -28,6 +28,8 @@ from cosmati.train.options import DECLARED, Described
 from tests.train import counting_file
 from tests.train.test_other_run_more import batches, is_refused, run
 
+pytestmark = pytest.mark.long
+
 
 def data() -> list[Any]:
     """Return batches with strings, of which no fixed microbatch is drawn: names alone tell."""

@@ -31,6 +31,7 @@ def measured(watch: LossHealth, losses: list[float]) -> dict[str, float]:
     return dict(watch.judge(found, outcome(0.0)))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     parts=st.lists(st.lists(LOSSES, max_size=25), max_size=5),

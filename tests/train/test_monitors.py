@@ -215,6 +215,7 @@ def test_all_monitors_change_no_bits_and_publish_one_line_each(tmp_path: Path) -
     assert lines[-1]["learning_rate/0"] == 0.05
 
 
+@pytest.mark.long
 def test_health_goes_on_where_a_run_was_stopped(tmp_path: Path) -> None:
     whole, parts = Listener(), Listener()
     make(tmp_path / "whole", Monitors([LossHealth()], every=4), whole, budget="40ba").fit()

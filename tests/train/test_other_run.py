@@ -380,6 +380,7 @@ def test_a_checkpoint_of_an_earlier_release_is_refused_by_name(copied: Path) -> 
         recipe(copied)[0].fit()
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_names_the_whole_one(tmp_path: Path) -> None:
     recipe(tmp_path / "run", config={"checkpoint_every": "1ba", "num_checkpoints": 3})[0].fit()
     newest = list_checkpoints(tmp_path / "run" / "checkpoints")[0]

@@ -18,6 +18,7 @@ OWN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_is_not_finite_on_one_rank_is_saved_by_none_and_all_go_on() -> None:
     ranks = [json.loads(said) for said in launch_ranks([spoilt_on_one_rank.__file__], 2)]

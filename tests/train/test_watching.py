@@ -20,6 +20,8 @@ from cosmati.train.observers import WatchedRun
 from cosmati.train.run.attempts import begin_attempt, end_attempt
 from cosmati.train.run.checkpoints import read_checkpoint
 
+pytestmark = pytest.mark.long
+
 ROWS = torch.arange(48.0).reshape(16, 3) / 48
 
 

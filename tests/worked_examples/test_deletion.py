@@ -31,6 +31,8 @@ from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
+pytestmark = pytest.mark.long
+
 CLASSES = ("licensed/press", "open/permissive", "personal/letters")
 AUTHORS = ("Ada", "Bob", "Carol", "Dora")
 """Of the letters, in turns."""

@@ -40,6 +40,8 @@ from cosmati.records.ledger import AmendEntry, EndEntry, ResumeEntry, RunEntry, 
 from cosmati.train.observers import Observer
 from cosmati.train.outcome import StepOutcome
 
+pytestmark = pytest.mark.long
+
 CLASSES = """
 name: publisher
 version: "1"

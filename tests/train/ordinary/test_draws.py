@@ -19,6 +19,8 @@ from cosmati.core.rng import DefaultGenerators
 from cosmati.testing.bare_loop import bare_loop
 from tests.train.ordinary.loaders import KilledError, Seen, draw_numpy, draw_python, draw_torch, trainer
 
+pytestmark = pytest.mark.long
+
 DRAWS = [draw_torch, draw_python, draw_numpy]
 ROWS = [torch.ones(4, 2) * i for i in range(1, 9)]
 

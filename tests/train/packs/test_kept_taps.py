@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Lineage
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.token_routes import TokenRoute, masking
+
+pytestmark = pytest.mark.long
 
 
 def taps(*, keep: bool | None) -> tuple[int, bool]:

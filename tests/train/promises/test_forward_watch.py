@@ -20,6 +20,8 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.trainer import Trainer
 from tests.train.promises.swapped import NUM_STEPS, PAIR, Case, leaked, promised, trained
 
+pytestmark = pytest.mark.long
+
 
 class Carried(nn.Module):
     """Two linear layers, and between them something that one microbatch leaves for the next."""

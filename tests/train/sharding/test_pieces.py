@@ -33,6 +33,7 @@ __all__ = ["threads"]
 SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 
 
+@pytest.mark.long
 @given(sizes=SIZES, world=st.sampled_from([1, 2, 4, 8]), data=st.data())
 def test_pieces_are_all_of_every_parameter(sizes: list[int], world: int, data: st.DataObject) -> None:
     divisible = data.draw(st.sets(st.sampled_from(range(len(sizes)))))
@@ -218,6 +219,7 @@ def test_optimizers_that_cannot_be_shared_out_are_refused_on_one_rank_too() -> N
             )  # fmt: skip
 
 
+@pytest.mark.long
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(1, 9))
 def test_rows_are_cut_as_torch_chunks_them(rows: int, width: int, world: int) -> None:
     """FSDP2 cuts so; where there are fewer rows than ranks, the last ones have none."""
