@@ -6,18 +6,19 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cosmati import PolicyFile
-from cosmati.errors import CheckpointError, PolicyError
+from cosmati.errors import CheckpointError, CosmatiError, PolicyError
 from cosmati.train import policy_watch
 from cosmati.train.facts import PolicyChanges
 from cosmati.train.identity import Change
 from cosmati.train.policy_watch import FILE, MOST_BYTES, REFUSED_FILE, policy_watch_of
 from tests.train.policy_world import BEFORE
-from tests.train.watched_policy import HALF, Source, World, policy, signed
+from tests.train.watched_policy import HALF, MEASURED, Source, World, policy, signed
 
 OPERATOR = "the operator, of a policy that nobody had signed"
 
@@ -88,6 +89,12 @@ def test_it_is_looked_for_at_the_borders_of_a_few_steps_and_once_at_each(world: 
     assert len(world.told) == 1
 
 
+def test_it_is_looked_for_before_the_first_step_too(world: World) -> None:
+    world.leave(policy())
+    world.before_step(0)
+    assert [change["step"] for change in world.watch._changes] == [1]
+
+
 def test_nothing_is_looked_for_while_a_change_is_to_come(world: World) -> None:
     world.watch.recorded = [world.change(7)]
     world.watch.resume(world.run, world.continuity, None, "p")
@@ -100,6 +107,9 @@ def test_nothing_is_looked_for_while_a_change_is_to_come(world: World) -> None:
     assert [one[0] for one in world.told] == ["close", "go by", "amend", "amend"]
     assert [one["step"] for one in world.continuity.policy_changes] == [7, 9], "the list itself, which grows"
     assert world.told[-1][2] == [Change("policy.to_come", None, f"from step 9 on, by {OPERATOR}")]
+    world.told.clear()
+    world.before_step(9)
+    assert [one[0] for one in world.told] == ["close", "go by", "amend"]
 
 
 def test_another_rank_does_what_the_first_one_tells(world: World) -> None:
@@ -157,6 +167,14 @@ def test_what_came_in_the_place_of_a_file_that_was_read_stays(world: World) -> N
     world.watch._take_away(b"new")
     assert not path.exists()
     world.watch._take_away(b"new")
+
+
+def test_who_takes_a_file_away_after_it_was_compared_is_not_in_the_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.watch, "_content", lambda: b"read")
+    world.watch._take_away(b"read")
+    assert not (world.folder / FILE).exists()
 
 
 def test_a_file_is_read_to_a_byte_past_what_may_be(world: World) -> None:
@@ -265,6 +283,22 @@ def test_a_file_may_not_name_another_runs_policy(world: World) -> None:
         world.watch._allowed(signed(run="another"), 4, world.continuity)
 
 
+def test_a_run_that_takes_only_what_is_signed_takes_no_policy_that_is_declared(world: World) -> None:
+    config = replace(world.a.config, require_signed=True)
+    world.watch._given = replace(world.watch._given, config=config)
+    with pytest.raises(CosmatiError, match="require_signed=True, and"):
+        world.watch._allowed(policy(), 4, world.continuity)
+
+
+def test_a_change_that_only_a_resume_could_make_is_not_made(world: World) -> None:
+    assert world.watch._allowed(policy(), 10, world.continuity) is not None
+    with pytest.raises(PolicyError, match="would act from step 12 on, and the run ends before it"):
+        world.watch._allowed(policy(), 11, world.continuity)
+    late = signed(from_step=12)
+    with pytest.raises(PolicyError, match="would act from step 12 on, and the run ends before it"):
+        world.watch._allowed(late, 4, world.continuity)
+
+
 @pytest.mark.parametrize(("named", "begin"), [(None, 5), (0, 5), (5, 5), (6, 6), ("soon", 5)])
 def test_a_change_acts_from_the_next_step_on_or_a_later_one_that_is_signed(
     world: World, named: object, begin: int
@@ -293,6 +327,23 @@ def test_what_a_change_is_held_against_goes_on_record_but_for_its_text(
         "anchor": {"root": "R", "number": 3},
     }
     assert asked == [("the anchor", policy(), policy().digest, 5)]
+
+
+def test_routes_and_rows_that_wait_go_by_the_policy_that_acts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    routed, waiting = list[Any](), list[Any]()
+    monkeypatch.setattr(world.a.router, "go_by", lambda *given: routed.append(given))
+    monkeypatch.setattr(world.a.deferred_rows, "go_by", waiting.append)
+    world.watch._data = SimpleNamespace(
+        measured={7: (1, {"trust": "high"})}, row_kinds=[SimpleNamespace(band=1, grades=(("trust", "low"),))]
+    )
+    measured = MEASURED.replace("weight: 1}", "weight: 0.5}")
+    facts = world.watch._go_by(world.change(5, measured), world.continuity)
+    ((compiled, kind_of, token_kinds),) = routed
+    assert waiting == [compiled] == [facts["policy"]]
+    kinds = [(one.band, dict(one.grades)["trust"]) for one in compiled.kinds]
+    assert kinds[kind_of(7)] == ("high", "high")
+    assert kinds[kind_of(0)] == ("low", "")
+    assert [kinds[number] for number in token_kinds] == [("high", "low")]
 
 
 def test_who_acts_by_a_signed_policy_has_its_voucher_from_the_ledger(

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from cosmati import load_policy
+from cosmati import InMemory, load_policy
 from cosmati.errors import CheckpointError, CosmatiError, PolicyError
 from cosmati.train import policy_watch
 from cosmati.train.facts import PolicyChanges
 from tests.train.hand_made import POLICY as HAND_MADE
-from tests.train.policy_world import AFTER, BEFORE, POLICY
+from tests.train.policy_world import AFTER, BEFORE, POLICY, ROWS
 from tests.train.watched_policy import HALF, World, policy
 
 
@@ -182,6 +183,55 @@ class TestForAResume:
         assert world.watch._unlike(world.a.policy) == {"head"}
         assert world.watch._unlike(world.a.policy, 3) == {"head"}
         assert world.watch._unlike(world.a.policy, 4) == set()
+
+    def test_a_phase_of_one_step_tells_apart_too(self, tmp_path: Path) -> None:
+        text = self.PHASES.format(1) + (
+            '  - {class: "**", phase: "*", weight: 1}\n  - {class: cold, phase: one, region: head, weight: 0.5}\n'
+        )
+        world = World(tmp_path, text)
+        assert world.a.policy is not None
+        assert world.watch._unlike(world.a.policy) == {"head"}
+        assert world.watch._unlike(world.a.policy, 1) == set()
+
+    def test_methods_that_act_by_what_is_denied_are_asked(self, world: World) -> None:
+        denies = AFTER.replace("decision: reject", "region: head, weight: 0")
+        self.refuse(world, denies)
+        acts: Any = SimpleNamespace(facts=world.a.plan.facts, with_hook=lambda hook: {"passing": (Acts(),)}[hook])
+        world.watch._a = replace(world.a, plan=acts)
+        self.refuse(world, AFTER)
+        with pytest.raises(PolicyError, match="denies cold other regions than before, and Acts acts by that"):
+            self.refuse(world, denies)
+
+    BANDED = """bands: {{names: [low, high], measure: a score, thresholds: [0.5]}}
+phases: [{{name: one, until: 8ba}}, {{name: two}}]
+rules:
+  - {{class: "**", phase: "*", weight: 1}}
+"""
+
+    def test_rows_of_which_no_band_is_said_are_of_the_lowest(self, tmp_path: Path) -> None:
+        text = self.BANDED + "  - {{class: warm, phase: one, band: {0}, decision: defer}}\n"
+        world = World(tmp_path)
+        assert not hasattr(world.watch._data, "kinds")
+        self.refuse(world, text.format("high"))
+        with pytest.raises(PolicyError, match="defers warm from step 5 on"):
+            self.refuse(world, text.format("low"))
+
+    def test_only_kinds_of_rows_that_the_data_have_are_looked_at(self, tmp_path: Path) -> None:
+        text = self.BANDED + "  - {{class: [{1}], phase: one, band: {0}, decision: defer}}\n"
+        world = World(tmp_path, text.format("high", "cold"))
+        data: Any = world.watch._data
+
+        class OfBands(InMemory):
+            """Rows of cold are of both bands, those of hot of the higher one, and there are none of warm."""
+
+            kinds = ((0, 0), (0, 1), (1, 1))
+
+        world.watch._data = OfBands(ROWS, 16, torch.arange(48) % 3, data.class_names)
+        for band, name in (("high", "cold"), ("low", "hot"), ("low", "warm"), ("high", "warm")):
+            self.refuse(world, text.format(band, name))
+        for band, name in (("low", "cold"), ("high", "hot"), ("high", "cold, hot")):
+            with pytest.raises(PolicyError, match=f"defers {name.split()[-1]} from step 5 on"):
+                self.refuse(world, text.format(band, name))
 
 
 def test_tokens_of_packs_are_told_apart_by_their_kinds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,11 @@ from tests.train.policy_world import AFTER, BEFORE, POLICY, ROWS, TAXONOMY
 HALF = """rules:
   - {class: "**", weight: 0.5}
 """
+MEASURED = """bands: {names: [low, high], measure: a score, thresholds: [0.5]}
+measures: {trust: {grades: [low, high]}}
+rules:
+  - {class: "**", weight: 1}
+"""
 
 
 def policy(text: str = AFTER) -> PolicyFile:
