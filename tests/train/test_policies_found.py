@@ -158,6 +158,13 @@ def test_of_what_was_refused_a_megabyte_is_kept(world: World) -> None:
     assert world.refused()["given"] == "a" * (1 << 20)
 
 
+def test_why_a_policy_was_refused_stands_on_a_line_of_its_own(world: World) -> None:
+    with pytest.warns(UserWarning, match="too late"):
+        world.watch._refuse(None, b"a policy", "too late")
+    lines = (world.folder / REFUSED_FILE).read_text().splitlines()
+    assert lines == ["{", '  "why": "too late",', '  "given": "a policy"', "}"]
+
+
 def test_what_came_in_the_place_of_a_file_that_was_read_stays(world: World) -> None:
     path = world.folder / FILE
     path.write_bytes(b"new")

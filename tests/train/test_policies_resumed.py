@@ -132,6 +132,13 @@ class TestForAResume:
             self.refuse(world, self.DEFERS.format(6))
         self.refuse(world, self.DEFERS.format(5))
 
+    def test_what_is_found_is_held_against_what_is_in_force(self, tmp_path: Path) -> None:
+        world, waits = World(tmp_path), self.DEFERS.format(8)
+        with pytest.raises(PolicyError, match="defers warm from step 5 on, and did not"):
+            world.watch._allowed(policy(waits), 4, world.continuity)
+        other = World(tmp_path / "other", waits)
+        assert other.watch._allowed(policy(BEFORE), 4, other.continuity) is not None
+
     def test_rows_that_wait_already_may_wait_on(self, tmp_path: Path) -> None:
         world = World(tmp_path, self.DEFERS.format(8))
         self.refuse(world, self.DEFERS.format(7))
