@@ -223,6 +223,13 @@ rules:
         with pytest.raises(PolicyError, match="defers warm from step 5 on"):
             self.refuse(world, text.format("low"))
 
+    @pytest.mark.parametrize(("band", "told"), [("low", {"head"}), ("high", set())])
+    def test_packs_that_say_no_band_are_of_the_lowest(self, tmp_path: Path, band: str, told: set[str]) -> None:
+        text = self.BANDED + "  - {{class: cold, region: head, band: {0}, weight: 0.5}}\n"
+        world = World(tmp_path, text.format(band))
+        assert world.a.policy is not None
+        assert world.watch._unlike(world.a.policy) == told
+
     def test_only_kinds_of_rows_that_the_data_have_are_looked_at(self, tmp_path: Path) -> None:
         text = self.BANDED + "  - {{class: [{1}], phase: one, band: {0}, decision: defer}}\n"
         world = World(tmp_path, text.format("high", "cold"))
