@@ -98,6 +98,25 @@ class Own(Isolated):
         self.down = nn.Linear(2, 1, bias=False)
 
 
+def test_a_head_of_two_names_is_taken_under_both() -> None:
+    """The last linear layer is the one that's last by its first name."""
+    model = nn.Module()
+    model.body, model.fc = nn.Linear(3, 3), nn.Linear(3, 2)
+    model.net = nn.Sequential(model.body, model.fc)
+    regions = partition_parameters(model, {"head": RegionSelector(tag=("head",)), "rest": params("body.*", "net.0.*")})
+    assert dict(zip(regions.names, regions.parameters, strict=True)) == {
+        "head": ("fc.weight", "fc.bias"),
+        "rest": ("body.weight", "body.bias"),
+    }
+
+
+def test_an_empty_list_without_order_is_in_the_model() -> None:
+    model = nn.Module()
+    model.own, model.layer = nn.ParameterList(), nn.Linear(1, 1)
+    problems = lines_of_a_refusal(model, {"own": blocks("own"), "all": params("*")})
+    assert problems[0].startswith("region 'own': container 'own' is a ParameterList, whose parts have no order.")
+
+
 def test_what_a_class_has_of_its_own_is_tagged_by_its_name() -> None:
     model = nn.ModuleDict({"a": Own("bold"), "b": Own("shy"), "c": nn.Linear(2, 2, bias=False), "d": Own("bold")})
     regions = partition_parameters(

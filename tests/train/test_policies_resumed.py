@@ -132,6 +132,12 @@ class TestForAResume:
             self.refuse(world, self.DEFERS.format(6))
         self.refuse(world, self.DEFERS.format(5))
 
+    @pytest.mark.parametrize("until", [9, 10])
+    def test_rows_that_were_to_come_by_now_are_not_put_off_further(self, tmp_path: Path, until: int) -> None:
+        world = World(tmp_path, self.DEFERS.format(8))
+        with pytest.raises(PolicyError, match="defers warm from step 8 on, and did not"):
+            self.refuse(world, self.DEFERS.format(until))
+
     def test_what_is_found_is_held_against_what_is_in_force(self, tmp_path: Path) -> None:
         world, waits = World(tmp_path), self.DEFERS.format(8)
         with pytest.raises(PolicyError, match="defers warm from step 5 on, and did not"):

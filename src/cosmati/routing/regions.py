@@ -201,7 +201,8 @@ def _block_prefixes(model: nn.Module, region: str, blocks: BlockRange, problems:
     modules = dict(model.named_modules(remove_duplicate=False))
     container = modules.get(blocks.container)
     if not isinstance(container, _CONTAINERS):
-        what = f"is a {type(container).__name__}, whose parts have no order" if container else "isn't in the model"
+        is_there = container is not None
+        what = f"is a {type(container).__name__}, whose parts have no order" if is_there else "isn't in the model"
         known = [name for name, module in modules.items() if name and isinstance(module, _CONTAINERS)]
         problems.append(
             f"region {region!r}: container {blocks.container!r} {what}. "
@@ -221,7 +222,8 @@ def _block_prefixes(model: nn.Module, region: str, blocks: BlockRange, problems:
 
 def _tagged_modules(model: nn.Module, tag: str) -> list[str]:
     if tag == "head":
-        return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
+        head = next((module for module in reversed([*model.modules()]) if isinstance(module, nn.Linear)), None)
+        return [name for name, module in model.named_modules(remove_duplicate=False) if module is head]
     if tag.startswith(ISOLATED):
         own = isolated_modules(model).items()
         return [name for name, module in own if module.class_name == tag.removeprefix(ISOLATED)]

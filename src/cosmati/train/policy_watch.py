@@ -307,13 +307,14 @@ class PolicyWatch:
             if self._data is not None:
                 refuse_waiting(new, "a step's rows are regrouped as they come")
             return
-        first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
+        # Either may change a class's fate: what was to be admitted by now may be deferred on.
+        first, starts = self._a.policy, {phase.start_step for phase in (*now.phases, *new.phases)}
         assert first is not None, "a governed run"
         kinds = getattr(self._data, "kinds", [(class_id, 0) for class_id in range(len(self._class_map))])
         for class_id, number in kinds:
             own = self._class_map[class_id]
             before, after = (one.row(own, kind_map(one, self._data)(number)) for one in (now, new))
-            for step in (begin, *starts):
+            for step in sorted({begin, *(start for start in starts if start > begin)}):
                 decision = new.decision[after][new.phase_at(step)]
                 if decision == "defer" and now.decision[before][now.phase_at(step)] != "defer":
                     raise PolicyError(f"The policy defers {new.classes[own]} from step {step} on, and did not. {_MEND}")
