@@ -144,6 +144,10 @@ def test_pieces_travel_type_by_type_in_the_order_of_names(world: int, monkeypatc
         empty = list(owned.travelled({"none": torch.zeros(0)})), list(owned.travelled({}))
         return [(name, piece, run.tolist()) for name, piece, run in owned.travelled(own)], empty
 
+    def sends_nothing(ranks: Ranks) -> Any:
+        own = {"none": torch.zeros(0), "scalar": torch.full((1,), 3.0) if ranks.rank == 0 else torch.zeros(0)}
+        return [(name, piece, run.tolist()) for name, piece, run in owned_cut(ranks).travelled(own)]
+
     lies = in_memory("last", whole["last"]).tolist()
     wanted = [
         ("last", PIECES[3], lies[:16]), ("last", PIECES[4], lies[16:]), ("none", PIECES[7], []),
@@ -153,6 +157,7 @@ def test_pieces_travel_type_by_type_in_the_order_of_names(world: int, monkeypatc
     assert on_threads(world, work) == [(wanted, ([], []))] * world
     # Two ranks swap, more gather; what is nowhere is asked of nobody.
     assert exchanges == ["swap" if world == 2 else "gather"] * 2 * world
+    assert on_threads(world, sends_nothing) == [[("none", PIECES[7], []), ("scalar", PIECES[5], [3.0])]] * world
 
 
 @WORLDS

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cosmati.errors import CheckpointError, PlanError
 from cosmati.routing.regions import Regions
+from cosmati.train.layout.shard_groups import tree_reduce_scatter
 from cosmati.train.layout.sharded import Sharded
 from cosmati.train.layout.span import HeldSpan
 from cosmati.train.layout.whole import Whole
@@ -101,7 +102,7 @@ def test_each_rank_has_its_rows_of_what_learns_in_the_models_order(world: int, g
         for p in layout.parameters:
             assert layout.model_parameter(p.name) is p.tensor is planned[p.name]
         assert layout.model_parameter("blocks.1.bias") is planned["blocks.1.bias"]
-        assert (layout.members, layout.device) == ([[1, 2], [0, 3]], torch.device("cpu"))
+        assert (layout.is_cut, layout.members, layout.device) == (True, [[1, 2], [0, 3]], torch.device("cpu"))
         assert layout.index_of == {name: index for index, name in enumerate(LEARN)}
         assert layout.group_of == {**dict.fromkeys(NAMES[1:3], 0), **dict.fromkeys(NAMES[3:], 1), "gain": 2}
         assert (layout.shards.world, layout.replicas.world) == (2, world // 2)
@@ -329,6 +330,16 @@ def test_who_keeps_company_adds_nothing_and_gathers_what_others_gather() -> None
             assert of is group
             assert torch.equal(part.view(torch.int32), nothing.view(torch.int32))
             taken.clear()
+        # What another rank has to sum arrives at the rank that keeps it company.
+        group = layout.groups[1]
+        if ranks.rank == 0:
+            flat = torch.arange(2.0 * group.num_summed)
+            tree_reduce_scatter(flat.new_empty(group.num_summed), flat, None)
+        else:
+            layout._step = SimpleNamespace(take=lambda _, part: taken.append(part.tolist()))  # type: ignore[assignment]
+            layout._accompany(3)()
+            assert taken == [list(range(group.num_summed, 2 * group.num_summed))]
+        layout._step = None
         if ranks.rank == 0:
             # It runs a block by itself, and the other one, who knows its exchanges, keeps company.
             with layout.lockstep.together():
