@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from cosmati.core.batch import TOMBSTONE, Batch, Lineage
-from cosmati.core.loss import Loss, Regression
-from cosmati.core.method import Method, Position, Stage
+from cosmati.core.loss import Loss, LossFunction, Regression
+from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.rng import position_key
 from cosmati.errors import BatchError, DivergenceError
 from cosmati.optim import SGD
@@ -112,6 +112,21 @@ def test_the_first_rows_of_a_run_are_seen_once(
 # ------------------------------------------------------------------------------------------------------- the short road
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doubled(Method):
+    """Doubles the loss."""
+
+    stage: ClassVar[Stage] = Stage.LOSS
+
+    def loss(self, loss: LossFunction, state: State, at: Position) -> LossFunction:
+        def twice(model: nn.Module, data: Any) -> Loss:
+            found = loss(model, data)
+            assert isinstance(found, Loss)
+            return Loss(2 * found.sum, found.weight)
+
+        return twice
+
+
 def test_forward_passes_of_the_short_road_are_drawn_by_step_and_seed() -> None:
     drawn = list[Tensor]()
 
@@ -166,15 +181,33 @@ def test_rows_without_tombstones_alone_teach_on_the_short_road() -> None:
 
 
 def test_a_loss_without_weight_teaches_nothing_and_the_clock_goes_on() -> None:
-    keeps = Keeps()
-    trainer = make(loss=lambda model, data: Loss(model(data[0]).sum(), 0.0), observers=keeps)
+    keeps, texts = Keeps(), torch.arange(24).view(4, 6)
+    trainer = make(model=nn.Embedding(24, 2), loss=lambda m, data: Loss(m(data).sum(), 0.0), observers=keeps)
     before = weights(trainer.model)
     with trainer:
-        done = trainer.step(ROWS[0])
+        done = trainer.step(texts)
     assert (float(done.loss), [float(one) for one in done.sub_losses]) == (0.0, [0.0])
-    assert (done.clock.step, done.clock.rows, len(done.batches)) == (1, 8, 1)
+    assert (done.clock.step, done.clock.rows, done.clock.tokens, len(done.batches)) == (1, 4, 24, 1)
     assert math.isnan(done.gradient_norm())
     assert torch.equal(weights(trainer.model), before)
+
+
+@BOTH
+def test_each_part_of_a_step_is_charged_and_methods_change_the_loss(
+    num_microbatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, charged = make(num_microbatches, methods=[Doubled()]), list[str]()
+    layer = trainer.model
+    assert isinstance(layer, nn.Linear)
+    monkeypatch.setattr(trainer.stopwatch, "lap", charged.append)
+    with trainer:
+        before = weights(layer).double()
+        expected = before + 2 * (stepped(layer, *ROWS[0]) - before)
+        charged.clear()
+        trainer.step(ROWS[0])
+    torch.testing.assert_close(weights(layer).double(), expected, rtol=1e-5, atol=1e-6)
+    short = ["data", "forward", "backward", "optimizer", "method"]
+    assert charged == short if num_microbatches == 1 else charged[0] == "data" and set(charged) == set(short)
 
 
 def test_a_forward_pass_that_fails_leaves_statistics_and_gradients_as_they_were() -> None:
