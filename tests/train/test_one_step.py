@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 from cosmati.core.batch import TOMBSTONE, Batch, Lineage
 from cosmati.core.loss import Loss, LossFunction, Regression
 from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.errors import BatchError, DivergenceError
 from cosmati.optim import SGD
@@ -206,8 +207,9 @@ def test_each_part_of_a_step_is_charged_and_methods_change_the_loss(
         charged.clear()
         trainer.step(ROWS[0])
     torch.testing.assert_close(weights(layer).double(), expected, rtol=1e-5, atol=1e-6)
-    short = ["data", "forward", "backward", "optimizer", "method"]
-    assert charged == short if num_microbatches == 1 else charged[0] == "data" and set(charged) == set(short)
+    end = ["backward", "method", "optimizer", "method"]  # the tree over microbatches, and the methods on what it gives
+    long = ["data", "method", *["forward", "backward"] * 2, *end]
+    assert charged == (["data", "forward", "backward", "optimizer", "method"] if num_microbatches == 1 else long)
 
 
 def test_a_forward_pass_that_fails_leaves_statistics_and_gradients_as_they_were() -> None:
@@ -237,6 +239,22 @@ def test_a_statistic_that_is_not_finite_is_not_committed_on_the_short_road() -> 
     with make(model=model) as trainer, pytest.raises(DivergenceError, match="A BatchNorm statistic isn't finite at st"):
         trainer.step((torch.cat([ROWS[0][0][:4], torch.full((4, 3), 3e30)]), torch.zeros(8, 1)))
     assert bool(torch.isfinite(model.state_dict()["0.running_var"]).all())
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@BOTH
+def test_what_a_forward_pass_moves_is_seen_in_its_first_step(num_microbatches: int, counts: bool) -> None:
+    passes = [0]
+
+    def loss(model: nn.Module, data: Rows) -> Tensor:
+        passes[0] += counts
+        return mse_loss(model(data[0]), data[1])
+
+    with make(num_microbatches, loss=loss) as trainer:
+        assert trainer.plan.holds(Promise.RESUME)
+        trainer.step(ROWS[0])
+        assert trainer._commit.watch.has_moved is counts
+        assert trainer._plan.holds(Promise.RESUME) is not counts
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -288,9 +306,11 @@ def test_a_microbatch_that_is_not_offered_is_left_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1, 2])
-def test_digests_are_of_before_and_after_a_step_where_they_are_due(every: int) -> None:
+@BOTH
+def test_digests_are_of_before_and_after_a_step_where_they_are_due(num_microbatches: int, every: int) -> None:
     keeps = Keeps()
-    with make(2, observers=keeps, config={"digests_every": every}) as trainer:
+    with make(num_microbatches, observers=keeps, config={"digests_every": every}) as trainer:
+        assert trainer.is_plain == (num_microbatches == 1 and not every)
         for rows in ROWS:
             trainer.step(rows)
     found = [one.digests for one in keeps.outcomes]
