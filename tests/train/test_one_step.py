@@ -181,14 +181,17 @@ def test_rows_without_tombstones_alone_teach_on_the_short_road() -> None:
     assert (done.clock.rows, done.clock.tokens) == (8, 8)
 
 
-def test_a_loss_without_weight_teaches_nothing_and_the_clock_goes_on() -> None:
+@BOTH
+def test_a_loss_without_weight_teaches_nothing_and_the_clock_goes_on(num_microbatches: int) -> None:
     keeps, texts = Keeps(), torch.arange(24).view(4, 6)
-    trainer = make(model=nn.Embedding(24, 2), loss=lambda m, data: Loss(m(data).sum(), 0.0), observers=keeps)
+    trainer = make(
+        num_microbatches, model=nn.Embedding(24, 2), loss=lambda m, data: Loss(m(data).sum(), 0.0), observers=keeps
+    )
     before = weights(trainer.model)
     with trainer:
         done = trainer.step(texts)
     assert (float(done.loss), [float(one) for one in done.sub_losses]) == (0.0, [0.0])
-    assert (done.clock.step, done.clock.rows, done.clock.tokens, len(done.batches)) == (1, 4, 24, 1)
+    assert (done.clock.step, done.clock.rows, done.clock.tokens, len(done.batches)) == (1, 4, 24, num_microbatches)
     assert math.isnan(done.gradient_norm())
     assert torch.equal(weights(trainer.model), before)
 
@@ -296,12 +299,19 @@ def test_the_outcome_has_batches_as_the_methods_left_them_and_as_they_were_given
         assert torch.equal(torch.cat([one.data[1] for one in done.given]), ROWS[0][1])
 
 
-def test_a_microbatch_that_is_not_offered_is_left_to_nobody() -> None:
+def test_a_microbatch_that_is_not_offered_is_left_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with make(2, methods=[Tripled()]) as trainer:
-        batch = batch_of(ROWS[0])
+        batch, asked, running = batch_of(ROWS[0]), list[Any](), trainer.assembly.router.running
+
+        def noted(*given: Any) -> Any:
+            asked.append(given)
+            return running(*given)
+
+        monkeypatch.setattr(trainer.assembly.router, "running", noted)
         route, _ = trainer._routes([batch, batch], [0, 0])
         assert trainer._changed(batch, route._replace(offered=False), trainer.position(0)) is batch
         changed = trainer._changed(batch, route, trainer.position(0))
+        assert [(one[0].offered, *one[1:]) for one in asked] == [(o, batch, torch.device("cpu")) for o in (False, True)]
     assert torch.equal(changed.data[1], 3 * ROWS[0][1])
 
 

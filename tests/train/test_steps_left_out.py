@@ -148,3 +148,15 @@ def test_a_step_that_is_left_out_tells_which_rows_it_had(num_microbatches: int) 
         assert (len(one.sub_losses), one.taught, one.learning_rates) == (0, (), [0.1])
         assert math.isnan(one.loss)
         assert math.isnan(one.gradient_norm())
+
+
+def test_rows_beside_which_others_are_given_can_be_left_out() -> None:
+    """The short road asks of the first tensor alone how many rows there are."""
+
+    def loss(model: nn.Module, data: dict[str, Tensor]) -> Tensor:
+        return (model(data["x"]).square().mean(0) * data["by"].mean()).sum()
+
+    with make(loss=loss, config={"on_divergence": "skip"}) as trainer:
+        done = [trainer.step({"x": rows, "by": torch.ones(3)}) for rows, _ in (ROWS[0], BAD)]
+    assert [bool(one.left_out) for one in done] == [False, True]
+    assert done[1].clock.rows == 16
