@@ -154,9 +154,19 @@ def test_rows_beside_which_others_are_given_can_be_left_out() -> None:
     """The short road asks of the first tensor alone how many rows there are."""
 
     def loss(model: nn.Module, data: dict[str, Tensor]) -> Tensor:
-        return (model(data["x"]).square().mean(0) * data["by"].mean()).sum()
+        found: Tensor = model(data["x"]).square().mean() * data["by"].mean()
+        return found
 
     with make(loss=loss, config={"on_divergence": "skip"}) as trainer:
         done = [trainer.step({"x": rows, "by": torch.ones(3)}) for rows, _ in (ROWS[0], BAD)]
     assert [bool(one.left_out) for one in done] == [False, True]
     assert done[1].clock.rows == 16
+
+
+@BOTH
+def test_rows_and_tokens_of_a_step_that_is_left_out_are_counted_each_by_itself(num_microbatches: int) -> None:
+    settings = {"on_divergence": "skip"}
+    loss = lambda model, data: model(data).mean() * math.nan  # noqa: E731
+    with make(num_microbatches, model=nn.Embedding(24, 2), loss=loss, config=settings) as trainer:
+        done = trainer.step(torch.arange(24).view(4, 6))
+    assert (bool(done.left_out), done.clock.rows, done.clock.tokens) == (True, 4, 24)
