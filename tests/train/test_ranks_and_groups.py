@@ -147,6 +147,21 @@ def test_what_the_first_rank_tells_arrives_byte_by_byte_and_values_in_their_own_
     assert on_threads(3, work) == [(message, values, [0.0])] * 3
 
 
+@pytest.mark.parametrize(
+    "kind", [torch.bool, torch.int16, torch.uint16, torch.float16, torch.float8_e4m3fn, torch.float64, torch.complex64]
+)
+def test_what_is_expanded_and_what_no_backend_has_a_type_for_is_shared_as_it_is(kind: torch.dtype) -> None:
+    def work(ranks: Ranks) -> Any:
+        first = ranks.rank == 0
+        expanded = torch.full((3, 1), float(first)).to(kind).expand(2, 3, 4)
+        whole, single = torch.full((2, 2), float(first)).to(kind), torch.tensor(float(first)).to(kind)
+        ranks.share([expanded, whole, single, expanded[:, 1]])
+        assert expanded.stride() == (0, 1, 0)
+        return [one.float().unique().tolist() for one in (expanded, whole, single)]
+
+    assert on_threads(2, work) == [[[1.0]] * 3] * 2
+
+
 def test_ranks_differ_by_any_byte_and_names_by_who_has_them() -> None:
     def work(ranks: Ranks) -> Any:
         rank = ranks.rank

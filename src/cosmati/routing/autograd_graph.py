@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor
+
+from cosmati.routing.split_forward import GATE
+
+GraphNode = Any
+"""A node of a graph, which PyTorch gives no type that says all."""
 
 
 def parameters_reached(objective: Tensor) -> set[int]:
@@ -17,4 +27,55 @@ def parameters_reached(objective: Tensor) -> set[int]:
                 waiting.append(child)
                 if (variable := getattr(child, "variable", None)) is not None:
                     found.add(id(variable))
+    return found
+
+
+class RunSpan(NamedTuple):
+    """Where a module ran once for each route, by the numbers that nodes get in the order in which they're made.
+
+    Attributes:
+        first: nodes of its runs come after it.
+        last: and before this one.
+        merged: before it, and after `last`, come those that take each token's part of what it gave.
+    """
+
+    first: int
+    last: int
+    merged: int
+
+    def may_lead_in(self, node: GraphNode) -> bool:
+        """Say whether a node may lead to those of its runs: it was made there, or takes tokens' parts."""
+        return self.first < node._sequence_nr() < self.merged  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def next_number() -> int:
+    """Return the number of a node that is made now."""
+    with torch._C.DisableTorchFunction(), torch.enable_grad():  # noqa: SLF001
+        node: GraphNode = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
+    return int(node._sequence_nr())  # noqa: SLF001
+
+
+def made_by(node: GraphNode, runs: Sequence[RunSpan]) -> RunSpan | None:
+    """Return which of some runs, in their order, has made a node; None where none has."""
+    if node is None or not runs:
+        return None
+    number = node._sequence_nr()  # noqa: SLF001
+    before = bisect_left(runs, (number,)) - 1
+    return runs[before] if before >= 0 and number < runs[before].last else None
+
+
+def gated_behind(entrance: GraphNode, runs: Sequence[RunSpan]) -> set[int]:
+    """Return the `id` of each parameter to whose gate a run leads from one of its nodes, within that run."""
+    run, found = made_by(entrance, runs), set[int]()
+    waiting, seen = [(entrance, False)], {entrance}
+    while waiting:
+        node, is_gated = waiting.pop()
+        is_gated |= isinstance(node, GATE)
+        for child, _ in node.next_functions:
+            if child is None or child in seen or not (is_gated or made_by(child, runs) is run):
+                continue
+            seen.add(child)
+            if is_gated and (variable := getattr(child, "variable", None)) is not None:
+                found.add(id(variable))
+            waiting.append((child, is_gated))
     return found

@@ -161,8 +161,7 @@ def run_apart(
         PlanError: the module changes what it's given, in place, so that the next run would read something else; or it
             waits for other ranks.
     """
-    tensors = list(iterate_tensors(given))
-    versions = [tensor._version for tensor in tensors]  # noqa: SLF001
+    versions = _versions(given)
     generators, met = DefaultGenerators(groups[0].members.device), num_collectives()
     found: list[list[Tensor]] = []
     for index, group in enumerate(groups):
@@ -171,7 +170,7 @@ def run_apart(
             output = run(group)
         if not is_last and met != num_collectives():
             raise PlanError(f"{name or 'The model'} {ALONE}")
-        if versions != [tensor._version for tensor in tensors]:  # noqa: SLF001
+        if versions != _versions(given):
             msg = (
                 f"{name or 'The model'} changes in place what it is given, and has to run once for each route, since "
                 "it reads parameters in a way that can't be taken apart by token. Let it change a copy (ReLU without "
@@ -185,6 +184,11 @@ def run_apart(
             return None
     merged = iter([_merged(groups, parts, reads_alike=reads_alike) for parts in zip(*found, strict=True)])
     return map_tensors(lambda _: next(merged), output)
+
+
+def _versions(given: Data) -> list[tuple[int, int]]:
+    """Return which tensors a nest holds, and how often each was changed; nobody counts those of inference mode."""
+    return [(id(one), 0 if one.is_inference() else one._version) for one in iterate_tensors(given)]  # noqa: SLF001
 
 
 def _are_alike_but_at_tokens(one: Sequence[Tensor], other: Sequence[Tensor], shape: torch.Size) -> bool:
@@ -208,9 +212,11 @@ def _merged(groups: Sequence[TokenGroup], parts: Sequence[Tensor], *, reads_alik
 @contextmanager
 def _own_buffers(module: nn.Module) -> Any:  # noqa: ANN401
     """Give a module copies of its buffers for a while."""
-    holders = [(part._buffers, dict(part._buffers)) for part in module.modules() if part._buffers]  # noqa: SLF001
+    # Those without any, too: it may register one in its first pass. One of several names is one.
+    holders = [(part._buffers, dict(part._buffers)) for part in module.modules()]  # noqa: SLF001
+    copies = {id(one): one.clone() for _, kept in holders for one in kept.values() if one is not None}
     for held, kept in holders:
-        held.update({name: None if buffer is None else buffer.clone() for name, buffer in kept.items()})
+        held.update({name: None if buffer is None else copies[id(buffer)] for name, buffer in kept.items()})
     try:
         yield
     finally:

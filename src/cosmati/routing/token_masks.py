@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from cosmati.core.batch import Data, iterate_tensors
 from cosmati.errors import PlanError
+from cosmati.routing.autograd_graph import RunSpan, gated_behind, made_by, next_number
 from cosmati.routing.split_forward import (
     GATE,
     Gating,
@@ -104,6 +105,7 @@ class TokenMasks(TorchFunctionMode):
         self._group: TokenGroup | None = None
         self._passed: set[int] = set()
         self._within: set[str] = set()
+        self._runs: list[RunSpan] = []
         self._num_passed = 0
         self._kinds = list({id(mask): mask for mask in masks.values()}.values())
         self._put_back: list[Callable[[], None]] = []
@@ -221,14 +223,17 @@ class TokenMasks(TorchFunctionMode):
             return forward(*args, **kwargs)
 
         counts, known = list[int](), (set(self._passed), set(self._within))
+        first = last = next_number()
 
         def run(group: TokenGroup) -> Data:
+            nonlocal last
             self._group, before = group, self._num_passed
             try:
                 return forward(*args, **kwargs)
             finally:
                 self._group = None
                 counts.append(self._num_passed - before)
+                last = next_number()
 
         output = run_apart(module, self._groups, run, given, name, reads_alike=not self._zeroed)
         if len(set(counts)) > 1:
@@ -242,6 +247,8 @@ class TokenMasks(TorchFunctionMode):
         if output is None:
             self._passed, self._within = known  # Nothing of these runs is differentiated.
             return forward(*args, **kwargs)
+        if len(self._groups) > 1:  # Of one, all tokens' weights are alike, whichever way they're reached.
+            self._runs.append(RunSpan(first, last, next_number()))
         if self._keep:
             read = next(one for one in iterate_tensors(given) if is_by_token(one, shape)).detach()
             outputs = [one for one in iterate_tensors(output) if one.requires_grad]
@@ -331,25 +338,30 @@ class TokenMasks(TorchFunctionMode):
         """Walk the graph.
 
         Raises:
-            UntappedError: it leads to a masked parameter otherwise than by a tap or a gate.
+            UntappedError: it leads to a masked parameter otherwise than by a tap, or by a gate; or into a module that
+                ran apart past what was taken of each token.
         """
         found: dict[str, str] = {}
-        waiting = [objective.grad_fn]
-        seen = set(waiting)
+        waiting, seen = [objective.grad_fn], {objective.grad_fn}
+        past = [(one, "the loss") for one in waiting if made_by(one, self._runs)]
         while waiting:
             node = waiting.pop()
-            if node is None:
-                continue
-            if isinstance(node, GATE):
+            if node is None or isinstance(node, GATE):
                 continue
             edges = node.next_functions[:1] if isinstance(node, TAP) else node.next_functions
             for child, _ in edges:
                 parameter = id(getattr(child, "variable", None))
                 if parameter in self._own:
                     found.setdefault(self._names[parameter], node.name())
-                elif child not in seen:
+                run = made_by(child, self._runs)
+                if run is not None and not run.may_lead_in(node):
+                    past.append((child, node.name()))
+                if child not in seen:
                     seen.add(child)
                     waiting.append(child)
+        for entrance, by in past:
+            for parameter in gated_behind(entrance, self._runs) & self._own:
+                found.setdefault(self._names[parameter], by)
         if found:
             raise self._untapped(found)
 

@@ -218,10 +218,14 @@ class Ranks:
         """Give every rank the first one's values, in place."""
         if self.is_parallel:
             for tensor in tensors:
-                # A view of another shape of memory can't be received into.
-                own = tensor.detach().contiguous()
-                dist.broadcast(own, 0)
-                tensor.detach().copy_(own)
+                values = tensor.detach()
+                for axis, stride in enumerate(values.stride()):
+                    if not stride and values.size(axis):  # of an expanded one, what's there once
+                        values = values.narrow(axis, 0, 1)
+                # A view of another shape of memory can't be received into, nor numbers of which a backend has no type.
+                own = values.clone(memory_format=torch.contiguous_format)
+                dist.broadcast(own.view(-1).view(torch.uint8), 0)
+                values.copy_(own)
 
     def all_equal(self, digest: bytes) -> bool:
         """Return whether every rank has the same digest."""
