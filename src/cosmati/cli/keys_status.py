@@ -31,7 +31,7 @@ def show_standing(repository: AuthorityRepository, found: Standing, names: Mappi
     """
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
     classes = f"taxonomy {found.taxonomy.name} {found.taxonomy.version}" if found.taxonomy else "no taxonomy"
-    console.print(Text.assemble((str(repository.folder), "bold"), f", {classes}"))
+    console.print(Text.assemble((str(repository.folder), "bold"), f", {classes}"), soft_wrap=True)
     console.print(Text.assemble(("root ", _DIM), found.root), soft_wrap=True)
     if found.is_rehearsal:
         console.print(Text(f"! This is {SAYS}.", _SOON), soft_wrap=True)
@@ -45,7 +45,7 @@ def show_standing(repository: AuthorityRepository, found: Standing, names: Mappi
         console.print(_roles(repository, found, names, is_class=True))
     if found.unsigned:
         folded = ", ".join(fold(found.unsigned, found.taxonomy))
-        console.print(Text(f"Nobody may sign: {folded}", _DIM))
+        console.print(Text(f"Nobody may sign: {folded}", _DIM), soft_wrap=True)
         console.print()
     console.print(_keys(found, names))
 

@@ -45,6 +45,14 @@ def page(people: People, *options: object) -> str:
     return re.sub(r" +", " ", result.output)
 
 
+def test_a_long_path_stays_on_one_line(tmp_path: Path) -> None:
+    """It's copied from there, and searched for."""
+    folder = tmp_path / ("far/" * 40)
+    folder.mkdir(parents=True)
+    people = People(folder).begin()
+    assert f"{people.folder}, taxonomy firm 1\n" in page(people)
+
+
 def test_the_page_says_what_wants_doing(people: People) -> None:
     said = page(people)
     for line in (
