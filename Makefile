@@ -21,7 +21,7 @@ OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_re
   tests/export/test_onnx_form.py tests/audit tests/provenance tests/data/test_vouched.py tests/data/test_vouched_kinds.py tests/data/test_vouched_layout.py tests/data/test_vouched_http.py \
   tests/docs/test_authorities_page.py tests/docs/test_credentials_page.py tests/train/test_vouched_run.py tests/train/test_authority_watch.py tests/train/test_authority_processes.py \
   tests/train/test_signed_only.py tests/train/test_signed_policy.py tests/train/test_replay_signed.py tests/train/test_prepared_watch.py \
-  tests/train/test_many_authorities.py tests/train/test_followed_policy.py tests/train/isolated/test_revoked.py tests/train/isolated/test_revoked_and_prepared.py \
+  tests/train/test_many_authorities.py tests/train/test_watch_of_signers.py tests/train/test_followed_policy.py tests/train/isolated/test_revoked.py tests/train/isolated/test_revoked_and_prepared.py \
   tests/train/test_policy_change.py tests/train/test_joint_vouched.py tests/tampering tests/worked_examples tests/test_dataclasses.py
 SLURM := slurmctld slurmd slurm-client munge
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
