@@ -120,6 +120,20 @@ def test_a_way_past_it_into_another_that_ran_apart_is_refused() -> None:
     assert caught.value.names == ("0.weight",)
 
 
+def test_what_one_run_leaves_the_next_one_may_not_read() -> None:
+    """It reads its weight once in each run, and so as often; a token would teach by another one's gate."""
+    seen: list[Tensor] = []
+
+    def way(module: Odd, tokens: Tensor) -> Tensor:
+        seen.append(rows_of(module, tokens))
+        return seen[-1] + 0.5 * seen[0]
+
+    module = Odd(way)
+    with pytest.raises(UntappedError, match=r"read: 0\.weight \(") as caught:
+        taught(lambda: module(TOKENS).sin().sum(), module)
+    assert caught.value.names == ("0.weight",)
+
+
 def test_what_it_hands_out_besides_may_be_used_where_no_parameter_is_in_it() -> None:
     def way(module: Odd, tokens: Tensor) -> Tensor:
         module.kept = tokens.square().mean()

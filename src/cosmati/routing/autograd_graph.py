@@ -31,21 +31,24 @@ def parameters_reached(objective: Tensor) -> set[int]:
 
 
 class RunSpan(NamedTuple):
-    """Where a module ran once for each route, by the numbers that nodes get in the order in which they're made.
+    """One run of a module that runs once for each route, by the numbers that nodes get in the order they're made in.
 
     Attributes:
-        first: nodes of its runs come after it.
+        first: nodes of the run come after it.
         last: and before this one.
-        merged: before it, and after `last`, come those that take each token's part of what it gave.
+        merging: after it come those that take each token's part of what the runs gave.
+        merged: and before this one.
     """
 
     first: int
     last: int
+    merging: int
     merged: int
 
     def may_lead_in(self, node: GraphNode) -> bool:
-        """Say whether a node may lead to those of its runs: it was made there, or takes tokens' parts."""
-        return self.first < node._sequence_nr() < self.merged  # type: ignore[no-any-return]  # noqa: SLF001
+        """Say whether a node may lead to those of the run: it was made there, or takes tokens' parts."""
+        number = node._sequence_nr()  # noqa: SLF001
+        return self.first < number < self.last or self.merging < number < self.merged
 
 
 def next_number() -> int:
@@ -56,7 +59,7 @@ def next_number() -> int:
 
 
 def made_by(node: GraphNode, runs: Sequence[RunSpan]) -> RunSpan | None:
-    """Return which of some runs, in their order, has made a node; None where none has."""
+    """Return which of some runs, in their order, made a node; None where none did."""
     if node is None or not runs:
         return None
     number = node._sequence_nr()  # noqa: SLF001

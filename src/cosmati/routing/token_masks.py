@@ -223,17 +223,16 @@ class TokenMasks(TorchFunctionMode):
             return forward(*args, **kwargs)
 
         counts, known = list[int](), (set(self._passed), set(self._within))
-        first = last = next_number()
+        spans: list[tuple[int, int]] = []
 
         def run(group: TokenGroup) -> Data:
-            nonlocal last
-            self._group, before = group, self._num_passed
+            self._group, before, first = group, self._num_passed, next_number()
             try:
                 return forward(*args, **kwargs)
             finally:
                 self._group = None
                 counts.append(self._num_passed - before)
-                last = next_number()
+                spans.append((first, next_number()))
 
         output = run_apart(module, self._groups, run, given, name, reads_alike=not self._zeroed)
         if len(set(counts)) > 1:
@@ -248,7 +247,8 @@ class TokenMasks(TorchFunctionMode):
             self._passed, self._within = known  # Nothing of these runs is differentiated.
             return forward(*args, **kwargs)
         if len(self._groups) > 1:  # Of one, all tokens' weights are alike, whichever way they're reached.
-            self._runs.append(RunSpan(first, last, next_number()))
+            merged = next_number()
+            self._runs += [RunSpan(*span, spans[-1][1], merged) for span in spans]
         if self._keep:
             read = next(one for one in iterate_tensors(given) if is_by_token(one, shape)).detach()
             outputs = [one for one in iterate_tensors(output) if one.requires_grad]
