@@ -146,6 +146,23 @@ def test_what_it_hands_out_besides_may_be_used_where_no_parameter_is_in_it() -> 
     assert given.grad is not None
 
 
+def test_what_it_hands_out_besides_may_lead_to_what_was_given() -> None:
+    """That was taken token by token from another module, and so is what it teaches."""
+
+    def way(module: Odd, tokens: Tensor) -> Tensor:
+        module.kept = tokens.square().sum(-1)
+        return rows_of(module, tokens)
+
+    first, second = Odd(rows_of), Odd(way)
+
+    def value(tokens: Tensor) -> Tensor:
+        return second(first(tokens).tanh()).sin().sum(-1) + second.kept
+
+    found, expected = taught(lambda: value(TOKENS).sum(), first, second), by_token(value, first, second)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_of_tokens_of_one_weight_every_way_is_right() -> None:
     weights = torch.full((2, 3), 0.5, dtype=torch.float64)
     module = Odd(keeping)

@@ -47,7 +47,7 @@ class RunSpan(NamedTuple):
 
     def may_lead_in(self, node: GraphNode) -> bool:
         """Say whether a node may lead to those of the run: it was made there, or takes tokens' parts."""
-        number = node._sequence_nr()  # noqa: SLF001
+        number: int = node._sequence_nr()  # noqa: SLF001
         return self.first < number < self.last or self.merging < number < self.merged
 
 
